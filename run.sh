@@ -295,7 +295,24 @@ train() {
   fi
   local launched=("${where[@]}" --nproc_per_node="$nproc" "$here/example/$script" "$@")
   [[ -z "$chosen" ]] || say "the command is$(printf ' %q' "$venv/bin/torchrun" "${launched[@]}")"
-  exec "$venv/bin/python" -m recsuite.extras.launcher "${launched[@]}"
+  launch "${launched[@]}"
+}
+
+# launch ARGS...: the arguments of torchrun.
+launch() {
+  local module=recsuite.extras.launcher
+  if [[ ! -d "$here/example/recsuite/extras/launcher" ]]; then
+    say "$module is not installed: torchrun starts the ranks, and its status after a mistake is 1"
+    module=torch.distributed.run
+  fi
+  exec "$venv/bin/python" -m "$module" "$@"
+}
+
+# extra MODULE ARGS...: the module is a file in recsuite/extras.
+extra() {
+  [[ -f "$here/example/recsuite/extras/$1.py" ]] ||
+    fail 2 "this requires recsuite.extras.${1//\//.}, which is not installed; get the whole repository"
+  exec "$venv/bin/python" -m "recsuite.extras.${1//\//.}" "${@:2}"
 }
 
 # alone FLAGS...: one process, and nothing is launched.
@@ -315,7 +332,7 @@ score() {
   set_up
   set_environment
   if [[ " $* " == *" --help "* || " $* " == *" -h "* ]]; then nproc=1; fi
-  exec "$venv/bin/python" -m recsuite.extras.launcher --standalone --nproc_per_node="$nproc" "$here/example/score.py" "$@"
+  launch --standalone --nproc_per_node="$nproc" "$here/example/score.py" "$@"
 }
 
 # retrain FLAGS...: it launches the script that fits the data.
@@ -324,13 +341,13 @@ retrain() {
   one_machine retrain
   set_up
   set_environment
-  exec "$venv/bin/python" -m recsuite.extras.retrain --nproc_per_node="$nproc" "$@"
+  extra retrain --nproc_per_node="$nproc" "$@"
 }
 
 # report RUN...: needs no flags of the example, and no launch.
 report() {
   set_up
-  exec "$venv/bin/python" -m recsuite.extras.reports.compare "$@"
+  extra reports/compare "$@"
 }
 
 # plan FLAGS...: machines and tables of its own flags, or the tables of a training; nothing is launched.

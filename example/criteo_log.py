@@ -36,8 +36,8 @@ from recsuite.datasets.tables.sections import (
     UserColumn,
 )
 from recsuite.errors import UserError
-from recsuite.extras.guess.writer import write_schema
 from recsuite.files import DATA_ROOT, locked, replacing
+from recsuite.hooks import extra
 from recsuite.metrics import auc
 from recsuite.runtime.process import RuntimeContext, read_launch
 
@@ -176,7 +176,7 @@ def describe(path: Path) -> None:
     label = LabelColumn("yes_no", "label", noun="impression")
     schema = TableSchema(UserColumn("user"), ItemColumn("item"), label, files, features=numbers | categories)
     written.parent.mkdir(parents=True, exist_ok=True)
-    write_schema(schema, written)
+    extra("schema").write_schema(schema, written)
 
 
 def parse(

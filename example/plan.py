@@ -5,8 +5,20 @@
 """
 
 import recsuite as rs
-from example import make_model
-from recsuite.extras import plan
+
+
+def main() -> int:
+    """Plan, and return the exit status: 2 for a mistake or tables that do not fit."""
+    return rs.exit_status(plan)
+
+
+def plan() -> int:
+    """Plan the tables of the models of example.py."""
+    import recsuite.extras.plan as planner
+    from example import make_model
+
+    return planner.main(model=make_model)
+
 
 if __name__ == "__main__":
-    rs.run_script(lambda: plan.main(model=make_model))
+    rs.run_script(main)

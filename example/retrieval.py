@@ -13,7 +13,6 @@ deltas, compares it with exact search, and prints recommendations.
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +38,8 @@ DEFAULTS = (
 )
 # Flags of other tasks.
 UNREAD = ("task", "block", "num_blocks", "num_heads", "dropout", "initial_rows", "l2", "stream")
+# Modules of `retrieve`.
+NEEDS = ("recsuite.extras.index", "recsuite.extras.recommend", "faiss")
 # Number of users for the comparison with exact search, the first of which is printed, and the minimum length
 # of their histories.
 USERS, LEAST = 200, 5
@@ -157,14 +158,9 @@ def measure(model: ServedModel, viewers: Sequence[Viewer]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Train, and retrieve. Return the exit status: 2 for a user's mistake."""
-
-    def start() -> int:
-        # Checked before a training whose end would fail.
-        if importlib.util.find_spec("faiss") is None:
-            raise UserError("retrieval.py requires faiss, which is not installed; run pip install faiss-cpu.")
-        return rs.run_modes(argv, MODES, make_model, defaults=DEFAULTS, after=retrieve, unread=UNREAD)
-
-    return rs.exit_status(start)
+    return rs.exit_status(
+        lambda: rs.run_modes(argv, MODES, make_model, DEFAULTS, retrieve, unread=UNREAD, needs=NEEDS)
+    )
 
 
 if __name__ == "__main__":

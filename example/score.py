@@ -78,7 +78,7 @@ def score(flags: argparse.Namespace, model: ModelMaker) -> int:
     """Score this rank's share, and wait for the other ranks."""
     import torch.distributed as dist
 
-    from recsuite.extras import scoring
+    import recsuite.extras.scoring as scoring
 
     context = rs.init_runtime(Config.of())
     if context.rank:

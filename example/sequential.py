@@ -21,6 +21,8 @@ import recsuite as rs
 DEFAULTS = ("--task", "sequence", "--preset", "sequence", "--synthetic_ratings", "100000")
 # Flags of other tasks.
 UNREAD = ("task", "history_weights", "initial_rows", "l2", "stream")
+# Of `show_next`.
+NEEDS = ("recsuite.extras.recommend",)
 
 
 def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
@@ -81,7 +83,7 @@ def show_next(args: rs.Config, runtime: rs.RuntimeContext) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run the command line. Return the exit status: 2 for a user's mistake."""
     return rs.exit_status(
-        lambda: rs.run_modes(argv, MODES, make_model, defaults=DEFAULTS, after=show_next, unread=UNREAD)
+        lambda: rs.run_modes(argv, MODES, make_model, DEFAULTS, show_next, unread=UNREAD, needs=NEEDS)
     )
 
 

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import recsuite as rs
 from recsuite.datasets.schema import EVENT, HISTORY, ITEM, USER
 from recsuite.errors import MAX_CHARACTERS, UserError, printable
+from recsuite.hooks import require_installed
 from recsuite.places import folder_at
 from recsuite.runtime.console import say
 from recsuite.runtime.host import descriptor_limit
@@ -63,7 +64,6 @@ MOST_CONNECTIONS, BACKLOG = 256, 64
 OTHER_DESCRIPTORS = 2 * BACKLOG + 64
 # Names of this machine in requests from itself.
 LOCAL, ANY = ("localhost", "127.0.0.1", "[::1]"), "*"
-INSTALL = "pip install --no-deps -r requirements.txt"
 
 
 def main(argv: list[str] | None = None, model: "ModelMaker | None" = None) -> int:
@@ -93,11 +93,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
     """Wait for the first model, then answer from the newest one."""
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise UserError(f"serve.py needs {error.name}, which is not installed; run {INSTALL}") from None
+    require_installed("serve.py", "fastapi", "uvicorn")
     from recsuite.serving.followers import follow, retried, wait_for_first
     from recsuite.serving.served import Follower
 

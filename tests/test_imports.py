@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import importlib
+import json
 import re
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from example import make_model
 from recsuite import hooks
+from recsuite.config.sections import ModelConfig
 from recsuite.datasets.tables.files import find_tables
 from recsuite.errors import UserError
 from recsuite.places import folder_at
+from recsuite.tools.script import exit_status
 from tests.support.launch import ROOT, python, succeeded
 
 SOURCES = ROOT / "example"
@@ -173,6 +179,59 @@ def test_an_installation_without_extras_has_none_of_their_flags(tmp_path: Path) 
     refused = python(*command, "--report_dir", "here", env=bare, cwd=tmp_path)
     assert refused.returncode == 2
     assert "Unrecognized arguments: --report_dir here" in refused.stderr
+    assert "reports require recsuite.extras, which is not installed" in refused.stderr
+
+
+# Each script with its flags in turn, by one process without extras: prints its status and its errors.
+SCRIPTS = """
+import contextlib, importlib, io, json, sys
+sys.modules["recsuite.extras"] = None
+for line in sys.argv[1:]:
+    name, *flags = line.split()
+    sys.argv = [f"{name}.py", *flags]
+    with contextlib.redirect_stderr(io.StringIO()) as errors, contextlib.redirect_stdout(io.StringIO()):
+        try:
+            status = importlib.import_module(name).main()
+        except SystemExit as ended:
+            status = ended.code
+    print(json.dumps([line.strip(), status, errors.getvalue()]))
+"""
+REFUSED = {
+    "example --doctor": "recsuite.extras",
+    "plan --help": "recsuite.extras.plan",
+    "score --users all --output there": "recsuite.extras.scoring",
+    "retrieval": "recsuite.extras.index",
+    "sequential": "recsuite.extras.recommend",
+    "ctr --data_path log.tsv": "recsuite.extras.guess.writer",
+}
+HELPED = (
+    *("example", "retrieval", "sequential", "score", "serve", "online", "pipeline", "ctr", "multitask"),
+    *("criteo_log", "shop_log"),
+)
+
+
+def test_each_script_helps_without_extras_and_refuses_the_one_that_it_requires(tmp_path: Path) -> None:
+    (tmp_path / "log.tsv").write_text("1" + "\t1" * 39 + "\n")
+    lines = [*REFUSED, *(f"{name} --help" for name in HELPED)]
+    ended = succeeded(python("-c", SCRIPTS, *lines, cwd=tmp_path))
+    answers = {line: answer for line, *answer in map(json.loads, ended.splitlines())}
+    assert answers.keys() == {*lines}
+    assert [line for line in lines if line not in REFUSED and answers[line] != [0, ""]] == []
+    for line, name in REFUSED.items():
+        status, sentence = answers[line]
+        assert (status, sentence.count("\n")) == (2, 1), sentence
+        assert re.search(rf"{re.escape(name)}\b.*, which is not installed", sentence), sentence
+
+
+def test_a_copied_script_names_the_script_that_it_requires(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "retrieval", None)
+    wanted = ModelConfig(task="ranking")
+    assert exit_status(lambda: bool(make_model(cast(Any, None), wanted))) == 2
+    assert "requires retrieval.py, which is not beside" in capsys.readouterr().err
+    with pytest.raises(ModuleNotFoundError, match="nothing"):
+        exit_status(lambda: bool(importlib.import_module("nothing")))
 
 
 def test_no_imports_are_circular() -> None:

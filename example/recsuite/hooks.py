@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Mapping
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from recsuite.errors import UserError
+from recsuite.errors import UserError, script_name
 
 EXTRAS: Mapping[str, str] = {
     "dialects": "recsuite.extras.dialects",
@@ -44,6 +45,24 @@ READERS: Mapping[str, tuple[str, str]] = {"jsonl": ("json_lines", "JsonLines")}
 # --synthetic_kind, which is the name of an extra, to its `movielens.synthetic.World`.
 WORLDS: Mapping[str, str] = {"drifting": "DriftingWorld"}
 
+# Module of a package that only extras and scripts use, to its name for pip and that of the optional
+# dependencies of the wheel that have it.
+PACKAGES: Mapping[str, tuple[str, str]] = {
+    "aiohttp": ("aiohttp", "stores"),
+    "confluent_kafka": ("confluent-kafka", "kafka"),
+    "faiss": ("faiss-cpu", "index"),
+    "fastapi": ("fastapi", "serve"),
+    "fsspec": ("fsspec", "stores"),
+    "mlflow": ("mlflow-skinny", "mlflow"),
+    "onnx": ("onnx", "onnx"),
+    "onnxscript": ("onnxscript", "onnx"),
+    "s3fs": ("s3fs", "s3"),
+    "tensorboard": ("tensorboard", "reports"),
+    "uvicorn": ("uvicorn", "serve"),
+}
+# Scripts that others import when they need them.
+SCRIPTS = ("example", "retrieval", "sequential")
+
 
 def extra(name: str) -> ModuleType:
     """Import and return the module of an extra.
@@ -62,10 +81,47 @@ def required(name: str) -> ModuleType:
     """
     module = _imported(name)
     if module is None:
-        raise UserError(
-            f"This requires {name}, which is not installed. Fix: install the whole package recsuite."
-        )
+        raise UserError(_refusal(name))
     return module
+
+
+def require_installed(subject: str, *names: str) -> None:
+    """Check for extras and packages, by the full names of their modules, without importing them.
+
+    Raises:
+        UserError: for the first one that this installation lacks, with what to install.
+    """
+    for name in names:
+        if _is_installed(name):
+            continue
+        if name not in PACKAGES:
+            raise UserError(_refusal(name))
+        package, optional = PACKAGES[name]
+        # First the package: for recsuite[...] pip also installs the CUDA wheel that torchrec requires.
+        raise UserError(
+            f"{subject} requires {package}, which is not installed. Fix: pip install {package}, which is one "
+            f"of recsuite[{optional}]."
+        )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        # The package that it is in.
+        return False
+
+
+def describe_missing(error: BaseException) -> str:
+    """Return a sentence for a script that imports a missing extra, or a missing script; "" for others."""
+    name = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    if name in SCRIPTS:
+        return f"This requires {name}.py, which is not beside {script_name()}. Fix: copy it there too."
+    return _refusal(name) if f"{name}.".startswith("recsuite.extras.") else ""
+
+
+def _refusal(name: str) -> str:
+    return f"This requires {name}, which is not installed. Fix: install the whole package recsuite."
 
 
 def reader_of(file_format: str) -> Any:

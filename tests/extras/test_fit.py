@@ -288,7 +288,7 @@ def test_advice_on_frames_is_an_argument_and_trains_when_it_is_followed(
     assert (model.tables.user.column, model.tables.label.kind) == ("session_id", "clicks")
     assert model.tables.timestamp == TimestampColumn("eventdate")
     for text in (str(refused.value), str(missing.value), shown, capsys.readouterr().out):
-        assert not re.search(r"schema\.toml|\[(user|label|timestamp)\]|recsuite-fit-|/tmp", text)
+        assert not re.search(r"schema\.toml|\[(user|label|timestamp)\]|recsuite-fit-|/tmp|dumped", text)
 
 
 @pytest.mark.parametrize(

@@ -378,9 +378,9 @@ def test_a_model_that_cannot_be_a_graph_is_refused_with_one_sentence(
 def test_a_refused_export_leaves_nothing(
     until_10: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recsuite.extras.graph.graph.find_spec", lambda package: None)
+    monkeypatch.setitem(sys.modules, "onnx", None)
     wanted = GraphConfig(format="onnx")
-    with pytest.raises(UserError, match="--format onnx requires onnx; pip install onnx onnxscript"):
+    with pytest.raises(UserError, match=r"--format onnx requires onnx, .* pip install onnx"):
         export(CheckpointConfig(save_dir=str(until_10)), tmp_path / "served", make_model, extras=[wanted])
     assert not [*tmp_path.iterdir()]
     with pytest.raises(UserError, match="--row_type int8 requires --format torch or onnx"):

@@ -127,7 +127,9 @@ def test_without_faiss_or_a_model_for_ranking_an_index_is_refused(monkeypatch: p
     ):
         ServedModel(snapshot_of("rating")).recommend([1], approximate=True)
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(UserError, match="requires faiss, which is not installed; run pip install faiss-cpu"):
+    with pytest.raises(
+        UserError, match=r"requires faiss-cpu, .* pip install faiss-cpu, .* of recsuite\[index\]"
+    ):
         ServedModel(snapshot_of("ranking")).recommend([1], approximate=True)
 
 
@@ -301,6 +303,18 @@ def test_an_export_opens_with_its_index(exported: Path, capsys: pytest.CaptureFi
     for name in ("centres", "keys", "numbers", "prints"):
         assert torch.equal(getattr(mine, name), getattr(theirs, name))
     assert model.recommend([1, 2], approximate=True) == original.recommend([1, 2])
+
+
+def test_without_the_extra_an_export_with_an_index_is_searched_exactly_with_a_warning(
+    exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = ServedModel.open(exported, model=make_model).recommend([1, 2])
+    monkeypatch.setitem(sys.modules, "recsuite.extras.index", None)
+    with pytest.warns(UserWarning, match=r"has an index that is not read.* requires recsuite\.extras\.index"):
+        model = ServedModel.open(exported, model=make_model)
+    assert model.recommend([1, 2]) == expected
+    with pytest.raises(UserError, match=r"requires recsuite\.extras\.index, which is not installed"):
+        model.recommend([1], approximate=True)
 
 
 def test_an_export_without_an_index_has_no_trace_of_one(tmp_path: Path) -> None:

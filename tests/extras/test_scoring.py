@@ -316,3 +316,14 @@ def test_a_failed_request_before_the_first_model_is_repeated_and_said_once(
     failures.append(ObjectError("s3://b/x", "timeout"))
     with pytest.raises(ObjectError):
         followers.retried(ask)
+
+
+def test_two_scorings_into_one_folder_exclude_each_other_and_leave_no_lock(tmp_path: Path) -> None:
+    with scoring.writing(tmp_path / "out"):
+        with (
+            pytest.raises(UserError, match="Another process is scoring into"),
+            scoring.writing(tmp_path / "out"),
+        ):
+            pass
+        assert [path.name for path in tmp_path.iterdir()] == [".out.lock"]
+    assert not [*tmp_path.iterdir()]

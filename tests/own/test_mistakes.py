@@ -333,11 +333,18 @@ def test_a_training_that_diverges_names_the_rates_that_it_has(
         trained(training, maker=small(), loss=Infinite(), tables=rule, dense=own)
 
 
-def test_a_model_without_parameters_of_its_own_is_refused() -> None:
-    model = Dense()
-    del model.layers
-    with pytest.raises(ValueError, match=r"no parameters besides the rows of its tables.* Fix: add one"):
-        make_optimizer(model, OptimizerConfig())
+class Tables(nn.Module):
+    """Predicts by the rows of two tables, and has no parameters of its own."""
+
+    def forward(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
+        return (rows["user"] * rows["movie"]).sum(1)
+
+
+def test_a_model_of_tables_alone_is_trained(training: Training) -> None:
+    model = training.shard(lambda *_: Tables(), loss=Mean())
+    assert [*model.dense_parameters()] == []
+    losses = [float(model.train_on(batch).detach()) for batch in next(training.epochs())]
+    assert min(losses) < losses[0]
 
 
 class Dense(nn.Module):

@@ -25,6 +25,9 @@ CHECKING = (
     "example/recsuite/errors.py",
     "example/recsuite/runtime/console.py",
 )
+EXTRAS = tuple(
+    f"example/recsuite/extras/{name}.py" for name in ("launcher/__main__", "retrain", "reports/compare")
+)
 SETTINGS = ("NPROC", "NNODES", "RDZV_ENDPOINT", "MAX_RESTARTS", "VARIANT", "PYTHON", "STACK")
 OWN_VARIABLES = (*SETTINGS, "OMP_NUM_THREADS", "CDPATH")
 
@@ -105,7 +108,7 @@ class Copy:
 @pytest.fixture
 def copy(tmp_path: Path) -> Copy:
     folder = tmp_path / "a copy"
-    for name in (*COPIED, *CHECKING):
+    for name in (*COPIED, *CHECKING, *EXTRAS):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / name, folder / name)
     commands = tmp_path / "bin"
@@ -273,6 +276,16 @@ def test_no_other_command_installs_the_packages_of_the_site(copy: Copy) -> None:
 
 
 # --- train ---
+
+
+def test_torchrun_starts_ranks_without_the_launcher_and_other_missing_extras_are_named(copy: Copy) -> None:
+    shutil.rmtree(copy.folder / "example" / "recsuite" / "extras")
+    _, err = copy.run("train")
+    assert len(copy.calls("-m|torch.distributed.run|--standalone|--nproc_per_node=2|")) == 1
+    assert "recsuite.extras.launcher is not installed: torchrun starts the ranks" in err
+    for command, name in (("retrain", "retrain"), ("report", "reports.compare")):
+        _, err = copy.run(command, status=2)
+        assert f"this requires recsuite.extras.{name}, which is not installed" in err
 
 
 def launch(copy: Copy) -> str:

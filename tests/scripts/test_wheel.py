@@ -13,14 +13,20 @@ from pathlib import Path
 
 import pytest
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from recsuite import hooks
 from recsuite.files import checkout
 from tests.support.launch import ROOT, python, succeeded
 
-# Imported by no statement: torch, retrieval.py and fsspec look for them. fbgemm comes with torchrec, cuda
+# Imported by no statement of the library: torch, serve.py and fsspec do. fbgemm comes with torchrec, cuda
 # with the CUDA builds of torch, and typing_extensions is for the type checker alone. tomllib is a part of
 # Python itself, from 3.11 on.
 HIDDEN, NOT_NAMED = (
-    {"tensorboard", "faiss-cpu", "s3fs"},
+    {"tensorboard", "faiss-cpu", "s3fs", "fastapi", "uvicorn", "recsuite"},
     {"fbgemm-gpu-cpu", "fbgemm-gpu", "typing-extensions", "tomllib", "cuda"},
 )
 # Built from these alone: the lists of packages and the documents are no part of it.
@@ -108,6 +114,17 @@ def test_the_metadata_name_the_licence_and_every_package_that_the_library_import
     others = modules - {*sys.stdlib_module_names, "recsuite"}
     imported = {name.lower().replace("_", "-") for each in others for name in installed.get(each, [each])}
     assert imported - NOT_NAMED | HIDDEN | {"tomli"} == named
+
+
+def test_a_package_that_only_extras_use_is_optional_under_the_name_that_its_refusal_gives() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    optional = dict(project["optional-dependencies"])
+    (everything,) = optional.pop("all")
+    assert everything == f"recsuite[{','.join(optional)}]"
+    assert {*hooks.PACKAGES.values()} <= {(name, key) for key, names in optional.items() for name in names}
+    named = {name for names in optional.values() for name in names}
+    assert named == {package for package, _ in hooks.PACKAGES.values()}
+    assert named & {re.split(r"[^\w-]", text)[0] for text in project["dependencies"]} == set()
 
 
 def test_the_repository_is_found_from_the_library_in_it() -> None:

@@ -208,7 +208,7 @@ def test_missing_packages_are_reported_with_the_install_command(tmp_path: Path) 
         timeout=120,
     )
     assert ended.returncode == 2
-    assert "which is not installed; run pip install --no-deps -r requirements.txt" in ended.stderr
+    assert "serve.py requires uvicorn, which is not installed. Fix: pip install uvicorn" in ended.stderr
 
 
 def test_a_request_is_repeated_after_a_concurrent_delta_and_blocks_further_deltas() -> None:

@@ -13,6 +13,7 @@ from recsuite.config.sections import ModelConfig
 from recsuite.datasets.schema import HISTORY
 from recsuite.errors import UserError
 from recsuite.models import retrieval
+from recsuite.serving.request import values_of_users
 from recsuite.serving.served import ServedModel
 from tests.support.random_model import ITEMS, NAMES, snapshot_of
 
@@ -171,6 +172,7 @@ def test_the_items_of_a_history_are_skipped_by_default(model: ServedModel) -> No
         ({"users": [1], "candidates": 3}, "candidates takes a list of movies, and got 3"),
         ({"users": [1], "candidates": ["3"]}, "movie takes values of type int, not '3'"),
         ({"events": [(3, 4.5)]}, "An event must be a pair of a movie and its rating, got 3"),
+        ({"events": [[3]]}, "An event must be a pair of a movie and its rating, got 3"),
         ({"events": [[(3, 4.5, 1)]]}, r"An event must be a pair .*, got \(3, 4\.5, 1\)"),
         ({"events": [[(3, 9.0)]]}, r"history_ratings.* 0\.5 and 5.*got 9\.0"),
         ({"users": [1, 2], "events": [[(3, 4.5)]]}, "'user': 2, 'history': 1"),
@@ -252,3 +254,14 @@ def test_another_model_brings_its_own_items_and_scores(model: ServedModel) -> No
     smaller.head.items.remove("year")
     model.replace(dataclasses.replace(smaller, features=features))
     assert_best(model.recommend([1])[0], all_scores(model, {"user": 1}, {"movie": [3, 6]}), 3)
+
+
+def test_a_click_is_given_by_its_item_alone() -> None:
+    schema = dataclasses.replace(
+        snapshot_of("ranking").schema, label_kind="clicks", lowest_label=0.0, highest_label=1.0
+    )
+    pairs = values_of_users(None, [[(3, 1.0), (6, 1.0)], []], schema)
+    assert values_of_users(None, [[3, 6], []], schema) == pairs
+    assert values_of_users(None, [[3, (6, 1.0)], []], schema) == pairs
+    with pytest.raises(UserError, match="An event must be a pair"):
+        values_of_users(None, [[None]], schema)

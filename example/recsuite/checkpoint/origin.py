@@ -153,7 +153,8 @@ def check_origin(folder: Path, manifest: Manifest, model: Any, accepts_changed: 
         return ""
     if not theirs.has_class_of(ours):
         raise ChoiceError(
-            f"{folder} was trained with the model {theirs}, and this program has {ours}. Fix: {FIX}"
+            f"{folder} was trained with the model {theirs}, and this program has {ours}. Fix: use the script "
+            f"that trained it, or give model= its function that makes {theirs.name}."
         )
     if not theirs.is_library and not (theirs.digest and ours.digest):
         return f"the source of {ours} cannot be read, so it is not known if it changed since the training"

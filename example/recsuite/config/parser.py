@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
+from recsuite import hooks
 from recsuite.config.config import Config, ExtraSection, flag_names, sections
 from recsuite.config.fitting import with_preset
 from recsuite.config.flag import Section
@@ -21,7 +22,7 @@ from recsuite.files import PATHS
 # Flags that --help shows, in this order; --help_all shows every flag.
 FIRST = (
     *("dataset", "data_path", "task", "split", "epochs", "batch_size", "num_workers"),
-    *("dump", "inc_dump", "resume", "load", "save_dir", "report_dir"),
+    *("dump", "inc_dump", "resume", "load", "save_dir"),
 )
 # Flags that have a second, longer name.
 LONG_NAMES = {"inc_dump": "incremental_dump"}
@@ -82,7 +83,9 @@ class _Parser(argparse.ArgumentParser):
 def unread_flags(names: Collection[str]) -> frozenset[str]:
     """Return the flags with these names. The name of a section stands for all of its flags."""
     known = flag_names()
-    if strange := {*names} - known.keys() - {*known.values()}:
+    strange = {*names} - known.keys() - {*known.values()}
+    # An installation without an extra does not know its flags.
+    if strange and hooks.sections().keys() == hooks.SECTIONS.keys():
         raise ValueError(f"unread takes names of flags and of their sections, got {min(strange)!r}.")
     return frozenset(flag for flag, section in known.items() if flag in names or section in names)
 
@@ -178,6 +181,9 @@ def _meant(unknown: list[str]) -> str:
     given = [word[2:].partition("=")[0].replace("-", "_") for word in unknown if word.startswith("--")]
     near = {f"--{flag}": None for name in given for flag in [nearest_flag(name)] if flag}
     meant = f" (did you mean {' and '.join(near)}?)" if near else ""
+    if missing := hooks.SECTIONS.keys() - hooks.sections().keys():
+        lacking = ", ".join(sorted(missing))
+        meant += f" (flags of {lacking} require recsuite.extras, which is not installed as a whole)"
     if any(OF_LAUNCHER.search(name) for name in given):
         meant += " (NPROC=2 ./run.sh or torchrun --nproc_per_node 2 starts two processes, one for each GPU)"
     return meant

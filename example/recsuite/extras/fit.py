@@ -434,7 +434,8 @@ def _of_arguments(folder: Path) -> Iterator[None]:
 
     def reworded(record: logging.LogRecord) -> bool:
         record.msg, record.args = in_arguments(record.getMessage(), folder), ()
-        return True
+        # The checkpoint becomes the returned model, and its folder is removed.
+        return "dumped a temporary folder" not in record.msg
 
     log = logging.getLogger(LOGGER)
     log.addFilter(reworded)

@@ -21,6 +21,7 @@ from recsuite.checkpoint.format import INDEX, Manifest
 from recsuite.checkpoint.shards import write_shard_file
 from recsuite.errors import UserError, printable
 from recsuite.files import FileEntry, check_file, plain, typed
+from recsuite.hooks import require_installed
 from recsuite.models.retrieval import ranked, top_items
 from recsuite.runtime.console import say
 from recsuite.serving.catalogue import Items
@@ -435,11 +436,6 @@ def _padded(vectors: torch.Tensor) -> np.ndarray:
 
 
 def _faiss() -> Any:
+    require_installed("An approximate search", "faiss")
     # Imported by name, because the type stubs of faiss are incomplete.
-    try:
-        return importlib.import_module("faiss")
-    except ModuleNotFoundError:
-        raise UserError(
-            "An approximate search requires faiss, which is not installed; run pip install faiss-cpu, or "
-            "leave approximate out."
-        ) from None
+    return importlib.import_module("faiss")

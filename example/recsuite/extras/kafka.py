@@ -12,7 +12,6 @@ import functools
 import json
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from recsuite.datasets.streams import COPY
 from recsuite.datasets.tables.files import JSON_BLOCK_BYTES
 from recsuite.errors import UserError, counted, printable
 from recsuite.files import explained, flush, locked, plain, replacing, typed
+from recsuite.hooks import require_installed
 from recsuite.runtime.console import say, stage
 from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0, once_per_node
 
@@ -156,13 +156,9 @@ class Topic:
 
     def _connected(self) -> Any:
         if self._consumer is None:
-            try:
-                import confluent_kafka
-            except ImportError:
-                raise UserError(
-                    "--stream kafka:// requires confluent-kafka: "
-                    f"{sys.executable} -m pip install confluent-kafka"
-                ) from None
+            require_installed("--stream kafka://", "confluent_kafka")
+            import confluent_kafka
+
             own = {
                 "bootstrap.servers": self.servers,
                 # No partition is skipped in silence, and no offset is stored outside of checkpoints.

@@ -59,7 +59,7 @@ from recsuite.sharding.plan import (
 )
 from recsuite.sharding.recommender import make_embeddings, table_of
 from recsuite.sharding.table_rules import RULES, RowWiseAdagrad, TableRule
-from recsuite.tools.script import exit_status, fitted_to_data, run_script
+from recsuite.tools.script import exit_status, fitted_to_data
 from recsuite.training.steps import BatchFeed
 
 # Kernels of tables that are not in the memory of a GPU, by the flag that names the tables.
@@ -479,7 +479,3 @@ def plan(cluster: Cluster, config: Config, given: frozenset[str], model: ModelMa
 def main(argv: Sequence[str] | None = None, model: ModelMaker | None = None) -> int:
     """Plan, and return the exit status: 2 for a mistake or tables that do not fit. model: see `tables_of`."""
     return exit_status(lambda: plan(*parse(sys.argv[1:] if argv is None else argv), model))
-
-
-if __name__ == "__main__":
-    run_script(main)

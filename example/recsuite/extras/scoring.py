@@ -330,7 +330,13 @@ def writing(output: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         with explained(f"Cannot write to {output.parent}", "give another --output"):
             output.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(held(output.with_name(f".{output.name}.lock"), refusal))
+            lock = output.with_name(f".{output.name}.lock")
+            descriptor = stack.enter_context(held(lock, refusal))
+            # The process that held it may have removed it meanwhile, and another one may hold a new file.
+            if not lock.exists() or not os.path.samestat(os.fstat(descriptor), lock.stat()):
+                raise UserError(refusal)
+            # While it is still held.
+            stack.callback(lock.unlink, missing_ok=True)
         yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,10 +147,25 @@ def _read_base(
         follows=_follows(folder, manifest),
         trained=folder,
         config=config,
-        lists=extra("index").read_lists(folder, manifest) if INDEX in manifest.about else None,
+        lists=_lists_in(folder, manifest),
         task_name=model.task,
         accepts_changed=accepts_changed,
     )
+
+
+def _lists_in(folder: Path, manifest: Manifest) -> Any:
+    """Return the lists of the index that was written with a model; None for none."""
+    if INDEX not in manifest.about:
+        return None
+    try:
+        index = extra("index")
+    except UserError as error:
+        # An approximate search is refused by name; all others do not use it.
+        warnings.warn(
+            f"{folder} has an index that is not read, so each search is exact. {error}", stacklevel=2
+        )
+        return None
+    return index.read_lists(folder, manifest)
 
 
 def _follows(folder: Path, manifest: Manifest) -> ParentLink:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from recsuite.datasets.schema import HISTORY, ITEM, Feature, Schema
+from recsuite.datasets.schema import CLICKS, HISTORY, ITEM, Feature, Schema
 from recsuite.errors import UserError, counted, printable, with_article
 from recsuite.ids import UNKNOWN_ID, ids_of
 from recsuite.models.layers import Members
@@ -248,6 +248,15 @@ def values_of_users(users: Any, events: Any, schema: Schema) -> dict[str, Sequen
     if {HISTORY, HISTORY_RATINGS, HISTORY_AGES} & values.keys():
         raise UserError(f"events and the feature {HISTORY} exclude each other; give one of them.")
     length_of(HISTORY, events, schema)
+    if schema.label_kind == CLICKS and not schema.event_types:
+        # The mere fact of an event needs no label.
+        only = schema.shown(schema.highest_label)
+        events = [
+            [(each, only) if isinstance(each, str | numbers.Real) else each for each in mine]
+            if isinstance(mine, list)
+            else mine
+            for mine in events
+        ]
     for mine in events:
         check_list(HISTORY, mine, schema)
         for event in mine:

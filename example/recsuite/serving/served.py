@@ -237,7 +237,7 @@ class ServedModel:
         users: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
         k: int = 10,
         *,
-        events: Sequence[Sequence[tuple[Any, float | str]]] | None = None,
+        events: Sequence[Sequence[Any]] | None = None,
         exclude: str | Sequence[Any] | None = AS_TRAINED,
         candidates: Sequence[Any] | None = None,
         approximate: bool = False,
@@ -250,8 +250,9 @@ class ServedModel:
                 add the rest (see `open`).
             k: Maximum number of items for each user, 1 or more.
             events: For each user pairs of item and label (or type of the event), the oldest first: another
-                form of a history, which is enough without users. As in `score`, all of it counts, even if
-                longer than the --history of training.
+                form of a history, which is enough without users. Where each event of the training is a mere
+                click, the items alone. As in `score`, all of it counts, even if longer than the --history
+                of training.
             exclude: "seen" for the items that each user had, None for no items, a list of raw ids for each
                 user, or "as_trained": "seen" unless the training allowed such items (--seen). Ids that were
                 not in the training are ignored.
@@ -279,7 +280,7 @@ class ServedModel:
         self,
         users: Sequence[Any] | Mapping[str, Sequence[Any]] | None,
         k: int,
-        events: Sequence[Sequence[tuple[Any, float | str]]] | None = None,
+        events: Sequence[Sequence[Any]] | None = None,
         exclude: str | Sequence[Any] | None = AS_TRAINED,
         candidates: Sequence[Any] | None = None,
         approximate: bool = False,
@@ -469,6 +470,7 @@ class Follower:
         checkpoint: "best" by validation (the latest one if there is no best one yet), or "latest".
         model: As for `ServedModel.open`.
         accept_changed_model: As for `ServedModel.open`.
+        data_path: As for `ServedModel.open`; read once.
 
     Raises:
         UserError: When the first checkpoint is missing or damaged.
@@ -486,11 +488,12 @@ class Follower:
         checkpoint: str = BEST,
         model: ModelMaker | None = None,
         accept_changed_model: bool = False,
+        data_path: Path | str = "",
     ) -> None:
         self.save_dir = folder_at(save_dir)
         self.checkpoint = checkpoint
         opened = start or self.save_dir
-        self.model = ServedModel.open(opened, checkpoint, "", model, accept_changed_model)
+        self.model = ServedModel.open(opened, checkpoint, data_path, model, accept_changed_model)
         # Held while the model may change: a thread that holds it always gets the same model.
         self.changing = threading.Lock()
         self._seen: set[tuple[str, int | str]] = set()

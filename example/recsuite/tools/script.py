@@ -18,8 +18,8 @@ from recsuite.config.fitting import fitting_preset, preset_flags, with_preset
 from recsuite.config.parser import check_read, parse_given, unread_flags
 from recsuite.config.presets import AUTO, NONE, in_words
 from recsuite.config.sections import DataConfig
-from recsuite.errors import BrokenLaunchError, UserError, require
-from recsuite.hooks import extra
+from recsuite.errors import BrokenLaunchError, UserError, require, script_name
+from recsuite.hooks import describe_missing, extra, require_installed
 from recsuite.places import folder_at
 from recsuite.runtime.console import end_when_pipe_closes, say, showing_progress, stage
 from recsuite.runtime.ending import (
@@ -89,8 +89,8 @@ def run_script(main: Callable[[], int]) -> None:
 def exit_status(work: Callable[[], int]) -> int:
     """Return the status of the work, or that of its exception. Not collective.
 
-    A mistake of the user, a lost worker and a lost peer print one message each, without a traceback. Any
-    other exception is recorded for torchrun's report and raised again.
+    A mistake of the user, an extra that is not installed, a lost worker and a lost peer print one message
+    each, without a traceback. Any other exception is recorded for torchrun's report and raised again.
 
     Args:
         work: The whole work; returns a status.
@@ -117,11 +117,14 @@ def exit_status(work: Callable[[], int]) -> int:
         # --help was printed, or a signal ended the training after a checkpoint.
         return int(str(ended.code or 0))
     except Exception as error:
+        sentence = describe_missing(error)
         if is_out_of_memory(error):
-            report_mistake(
+            sentence = (
                 f"Out of memory. {describe_memory()} Fix: give fewer processes, a smaller "
                 "--batch_size or a higher limit (ulimit -v, cgroup)."
             )
+        if sentence:
+            report_mistake(sentence)
             return 2
         record_crash(error)
         raise
@@ -134,6 +137,7 @@ def run_modes(
     defaults: Sequence[str] = (),
     after: Mode | None = None,
     unread: Sequence[str] = (),
+    needs: Sequence[str] = (),
 ) -> int:
     """Parse a command line, check it, and run the modes that it names. Collective: every rank.
 
@@ -147,6 +151,7 @@ def run_modes(
             deltas are written; with --train alone it is skipped.
         unread: Flags of the library, or sections of them, that the script does not use: they are refused, and
             the help omits them.
+        needs: Modules that `after` imports: it is refused before the training if one is not installed.
 
     Returns:
         The exit status.
@@ -173,6 +178,8 @@ def run_modes(
     if config.is_alone:
         return run_alone(config, given, model)
     check_machine()
+    if after is not None:
+        require_installed(f"{script_name()} without --train", *needs)
     with showing_progress():
         run(config, given, modes, after, model, added)
     return 0

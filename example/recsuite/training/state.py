@@ -52,21 +52,14 @@ def make_optimizer(
     """Return the tables' optimizer, which the model has already, and that of the dense part, combined.
 
     dense: makes the latter from its parameters; None for AdamW by the flags.
-
-    Raises:
-        ValueError: when the model has no parameters of its own.
     """
     # Fused: one call for all tensors, instead of about ten for each.
     dense = dense or functools.partial(
         torch.optim.AdamW, lr=config.dense_lr, weight_decay=config.dense_weight_decay, fused=True
     )
     parameters = dict(in_backward_optimizer_filter(model.named_parameters()))
-    if not parameters:
-        raise ValueError(
-            "The model has no parameters besides the rows of its tables, and the dense optimizer needs some. "
-            "Fix: add one, such as self.scale = nn.Parameter(torch.ones(()))."
-        )
-    wrapped = KeyedOptimizerWrapper(parameters, dense)
+    # A model may have tables alone, and torch refuses an empty list of parameters, but not an empty group.
+    wrapped = KeyedOptimizerWrapper(parameters, lambda values: dense(values or [{"params": []}]))
     _make_state(wrapped)
     # In the order of `PARAMETER_GROUPS`.
     optimizer = CombinedOptimizer([model.fused_optimizer, wrapped])

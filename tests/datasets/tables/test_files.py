@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from recsuite.config.config import Config
 from recsuite.datasets.tables.files import find_tables
 from recsuite.datasets.tables.formats import columns_of
 from recsuite.datasets.tables.sections import Files
+from recsuite.datasets.tables.source import look
 from recsuite.errors import UserError
 from recsuite.extras.guess.sampling import first_rows
 from tests.support.tables import write
@@ -141,3 +143,13 @@ def test_contradictory_files_are_refused_with_one_message(tmp_path: Path) -> Non
         UserError, match=r"partitions by date \(date=1/a.csv\), none \(a.csv\) for the events"
     ):
         find_tables(tmp_path)
+
+
+def test_one_file_of_a_described_folder_is_refused_with_the_folder_to_give(tmp_path: Path) -> None:
+    (tmp_path / "r.csv").write_text("user,item\na,b\n")
+    kinds = {"user": {"column": "user"}, "item": {"column": "item"}, "label": {"kind": "clicks"}}
+    lines = (f'[{name}]\n{key} = "{value}"\n' for name, keys in kinds.items() for key, value in keys.items())
+    (tmp_path / "schema.toml").write_text("".join(lines))
+    assert look(Config.of(data_path=str(tmp_path)).data, tmp_path) is not None
+    with pytest.raises(UserError, match=rf"Fix: give --data_path {re.escape(str(tmp_path))}, or"):
+        look(Config.of(data_path=str(tmp_path / "r.csv")).data, tmp_path)

@@ -128,7 +128,7 @@ def test_a_tracker_without_its_package_gives_one_message_when_it_is_made(
     monkeypatch: pytest.MonkeyPatch, module: str, package: str, make: Callable[[], Tracker]
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=f"requires {package}, .* not installed; run pip install {package}"):
+    with pytest.raises(UserError, match=f"requires {package}, .* not installed. Fix: pip install {package}"):
         make()
 
 

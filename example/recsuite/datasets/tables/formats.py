@@ -527,8 +527,44 @@ class Delimited(TextReader):
         return wanted
 
 
+class _Joined:
+    """Text whose separators of several characters are replaced by one character."""
+
+    def __init__(self, text: TextFile, mark: str) -> None:
+        self._text, self._ready, self.closed = text, b"", False
+        lines = whole_lines(text, CSV_BLOCK_BYTES)
+        self._blocks = (_joined(block.decode(), mark).encode() for block in lines)
+
+    @property
+    def done(self) -> int:
+        """Number of bytes of the file that were read."""
+        return self._text.done
+
+    def read(self, size: int) -> bytes:
+        """Read up to `size` bytes, none at the end."""
+        self._ready = self._ready or next(self._blocks, b"")
+        block, self._ready = self._ready[:size], self._ready[size:]
+        return block
+
+    def close(self) -> None:
+        """Close the file."""
+        self.closed = True
+        self._text.close()
+
+
+def _joined(text: str, mark: str) -> str:
+    """Return whole lines with a single character between their columns."""
+    if mark == "::":
+        return text.replace(mark, JOINT)
+    text = re.sub("^[ \t]+|[ \t]+(?=\r?$)", "", text, flags=re.MULTILINE)
+    if '"' not in text:
+        return re.sub("[ \t]+", JOINT, text)
+    # Blanks within quotes belong to a value.
+    return re.sub('("[^"\n]*")|[ \t]+', lambda match: match[1] or JOINT, text)
+
+
 def _one_character(text: TextFile, mark: str) -> Any:
-    return extra("dialects").Joined(text, mark) if mark in LONG_MARKS else text
+    return _Joined(text, mark) if mark in LONG_MARKS else text
 
 
 def _quoting(mark: str) -> Literal[0, 3]:
@@ -538,7 +574,7 @@ def _quoting(mark: str) -> Literal[0, 3]:
 def rows_in(head: str, mark: str) -> Iterator[list[str]]:
     """Yield the rows of a text, without empty lines; a field too long for Python is a row of its own."""
     if mark in LONG_MARKS:
-        head, delimiter = extra("dialects").joined(head, mark), JOINT
+        head, delimiter = _joined(head, mark), JOINT
     else:
         delimiter = mark
     rows = csv.reader(io.StringIO(head, newline=""), delimiter=delimiter, quoting=_quoting(mark))

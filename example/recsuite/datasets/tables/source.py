@@ -151,7 +151,8 @@ def look(config: DataConfig, root: Path) -> TableSource | None:
     if not is_remote(path) and Path(path).is_file() and schema.files.events != Path(path).name:
         raise UserError(
             f"{printable(written)} is of the events in {printable(schema.files.events) or 'its folder'}, not "
-            f"of {printable(path)}; give that --data_path, or move one of them into a folder of its own."
+            f"of {printable(path)}. Fix: give --data_path {printable(written.parent)}, or move one of them "
+            "into a folder of its own."
         )
     folder = Path(path).absolute()
     if is_remote(path):

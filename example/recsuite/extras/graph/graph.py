@@ -25,7 +25,6 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from torch import nn
 
 from recsuite.datasets.schema import HISTORY
 from recsuite.errors import UserError, printable
+from recsuite.hooks import require_installed
 from recsuite.models.layers import Members
 from recsuite.models.rows import FeatureRows, Inputs
 from recsuite.models.sequences import SequenceHead
@@ -145,7 +145,7 @@ def write_graph(folder: Path, snapshot: Snapshot, kind: str) -> Path:
             "lengths; leave it out, and serve the export with this library."
         )
     if kind == "onnx":
-        _check_packages()
+        require_installed("--format onnx", "onnx", "onnxscript")
     given, path = example_of(snapshot), folder / FILES[kind]
     sizes = {name: None if name.startswith("dense.") else {0: torch.export.Dim.DYNAMIC} for name in given}
     graph = Graph(Prediction(snapshot)).eval()
@@ -172,12 +172,6 @@ def _explained(sentence: str) -> Iterator[None]:
         lines = [line.strip() for line in str(error.__cause__ or error).splitlines() if line.strip()]
         reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
         raise UserError(sentence % printable(reason.rstrip("."))) from error
-
-
-def _check_packages() -> None:
-    for package in ("onnx", "onnxscript"):
-        if find_spec(package) is None:
-            raise UserError(f"--format onnx requires {package}; pip install onnx onnxscript.")
 
 
 def _write_onnx(path: Path, program: torch.export.ExportedProgram, names: list[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
 import json
 import os
 import re
@@ -17,6 +16,7 @@ from typing_extensions import override
 from recsuite.errors import UserError, counted
 from recsuite.extras.reports.report import epoch_report
 from recsuite.files import explained
+from recsuite.hooks import require_installed
 from recsuite.metrics import finite
 from recsuite.training.callbacks import Callback, Epoch, Run, Step, Tracker
 from recsuite.training.progress import Progress
@@ -148,7 +148,8 @@ class TensorBoardTracker(Tracker):
     """
 
     def __init__(self, folder: str | Path) -> None:
-        _require("TensorBoardTracker", "tensorboard", "tensorboard")
+        # Not imported: every rank makes a tracker.
+        require_installed("TensorBoardTracker", "tensorboard")
         self.folder = folder
 
     @override
@@ -237,7 +238,7 @@ class MLflowTracker(Tracker):
     """
 
     def __init__(self, uri: str | None = None, experiment: str = "recsuite", name: str | None = None) -> None:
-        _require("MLflowTracker", "mlflow", "mlflow-skinny")
+        require_installed("MLflowTracker", "mlflow")
         self.uri, self.experiment, self.name = uri, experiment, name
 
     @override
@@ -300,12 +301,6 @@ class MLflowTracker(Tracker):
     @override
     def end(self, status: str) -> None:
         self._client.set_terminated(self._id, STATES[status])
-
-
-def _require(tracker: str, module: str, package: str) -> None:
-    """Check for a package without importing it, because every rank constructs a tracker."""
-    if importlib.util.find_spec(module) is None:
-        raise UserError(f"{tracker} requires {package}, which is not installed; run pip install {package}.")
 
 
 def _words(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from recsuite.errors import UserError
 from recsuite.files import digest_of_bytes, digest_of_open
+from recsuite.hooks import require_installed
 from recsuite.places import shown
 
 # Seconds to connect, seconds without data, and seconds of a request for a block or a whole file.
@@ -21,6 +22,8 @@ MARKS = (
     *("ETag", "etag", "Content-MD5", "Digest", "md5Hash", "VersionId", "versionId", "generation"),
     *("Last-Modified", "LastModified", "mtime", "modified", "updated"),
 )
+# Packages of the file systems of fsspec.
+PACKAGES_OF = {"http": "aiohttp", "https": "aiohttp", "s3": "s3fs", "s3a": "s3fs"}
 REASONS = {
     401: "it asks for a login",
     403: "this login is not allowed to do it, or has expired",
@@ -85,10 +88,11 @@ def filesystem(url: str) -> tuple[Any, str]:
     Raises:
         UserError: for an unknown kind of address, and where a package is missing.
     """
+    scheme = url.partition("://")[0].lower()
+    require_installed(shown(url), "fsspec", PACKAGES_OF.get(scheme, "fsspec"))
     import fsspec
     from fsspec.core import url_to_fs
 
-    scheme = url.partition("://")[0].lower()
     if scheme not in fsspec.available_protocols():
         raise UserError(f"{shown(url)} is of an unknown kind; give a folder, a file, s3:// or https://.")
     try:
