@@ -17,7 +17,7 @@ PUBLIC = {
     "FileTracker": "extras.reports.trackers",
     "Follower": "serving.served",
     "HstuBlock": "models.sequences",
-    "Inputs": "models.rows",
+    "Inputs": "models.inputs",
     "MLflowTracker": "extras.reports.trackers",
     "ModelConfig": "config.sections",
     "ModelData": "models.tasks",

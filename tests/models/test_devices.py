@@ -28,7 +28,8 @@ from recsuite.config.sections import UVM_CACHING
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.models.layers import Members, NumberLayers
+from recsuite.models.inputs import Members
+from recsuite.models.layers import NumberLayers
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.plan import unsharded
 from recsuite.sharding.recommender import ModelInput, TrainableModel, make_head, make_model

@@ -8,8 +8,8 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recsuite.datasets.schema import HISTORY, ITEM, USER, Feature
 from recsuite.models.heads import TwoTower
-from recsuite.models.layers import Members, Recency
-from recsuite.models.rows import Inputs
+from recsuite.models.inputs import Inputs, Members
+from recsuite.models.layers import Recency
 from tests.support.feature_rows import feature_rows
 
 DIM, LENGTHS, NUM_PLACES = 6, [3, 0, 1, 5], 4

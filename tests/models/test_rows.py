@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from recsuite.errors import UserError
-from recsuite.models.layers import DistinctRows, means
+from recsuite.models.inputs import DistinctRows
+from recsuite.models.layers import means
 from recsuite.models.rows import FeatureRows, JoinedRows, SharedRows
 
 DIM, NUM_EVENTS = 3, 4

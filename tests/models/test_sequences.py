@@ -17,9 +17,8 @@ from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.schema import HISTORY, ITEM, USER, Feature
 from recsuite.models import losses as loss_module
 from recsuite.models import sequences as sequence_head
-from recsuite.models.layers import Members
+from recsuite.models.inputs import Inputs, Members
 from recsuite.models.losses import drawn_softmax, sampled_softmax
-from recsuite.models.rows import Inputs
 from recsuite.models.sequences import (
     Attention,
     AttentionWindow,

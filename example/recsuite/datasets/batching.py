@@ -725,7 +725,7 @@ class Batch(NamedTuple):
     lengths: torch.Tensor
     labels: torch.Tensor
     weights: torch.Tensor
-    # These seven are the fields of `models.layers.Members`, in its order.
+    # These seven are the fields of `models.inputs.Members`, in its order.
     history_labels: torch.Tensor
     places: torch.Tensor
     time_buckets: torch.Tensor

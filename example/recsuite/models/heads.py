@@ -15,6 +15,7 @@ from torch import nn
 from typing_extensions import override
 
 from recsuite.datasets.schema import EVENT, HISTORY, ITEM, USER, Feature
+from recsuite.models.inputs import Inputs
 from recsuite.models.layers import (
     NumberLayers,
     OwnItems,
@@ -24,7 +25,7 @@ from recsuite.models.layers import (
     repeated,
 )
 from recsuite.models.losses import WithOwn
-from recsuite.models.rows import FeatureRows, Inputs, Weight
+from recsuite.models.rows import FeatureRows, Weight
 
 # The entities whose features make the vector of a user and of an item. Features of the event, such as the
 # hour, are part of the user's vector: they are known before an item is chosen.

@@ -15,13 +15,13 @@ Shapes: B events, V values of all lists, R distinct rows of D numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
+from recsuite.models.inputs import Members
 from recsuite.time_buckets import NUM_TIME_BUCKETS
 
 
@@ -355,69 +355,12 @@ class _Scale(torch.autograd.Function):
         return gradient, None
 
 
-@dataclass(frozen=True)
-class DistinctRows:
-    """Distinct rows of one feature for B events, in place of `rows.LookedUp`.
-
-    rows: float32 [R, D], also those of other features; places: the row of each value, int64 [V]; counts:
-    values of each event, int32 [B]; is_single: True if each event has one value.
-    """
-
-    rows: torch.Tensor
-    places: torch.Tensor
-    counts: torch.Tensor
-    is_single: bool = False
-
-    def values(self) -> torch.Tensor:
-        """Return the row of each value, float32 [V, D]."""
-        return self.rows.index_select(0, self.places)
-
-    def lengths(self) -> torch.Tensor:
-        """Return the number of values of each event, [B]."""
-        return self.counts
-
-    def events(self) -> torch.Tensor:
-        """Return the event of each value, int32 [V], a new tensor."""
-        if self.is_single:
-            return torch.arange(len(self.places), dtype=torch.int32, device=self.places.device)
-        return torch.repeat_interleave(self.counts.to(torch.int32), output_size=len(self.places))
-
-    def offsets(self) -> torch.Tensor:
-        """Return the index of the first value of each event, [B], of the type of `places`."""
-        lengths = self.counts.to(self.places.dtype)
-        return lengths.cumsum(0, dtype=lengths.dtype) - lengths
-
-    def shares(self) -> torch.Tensor:
-        """Return one over the number of values of each event, float32 [B]."""
-        return self.counts.clamp(min=1).to(torch.float32).reciprocal()
-
-
 NUM_HALVES = 2
 # With types of events, factor of the logarithm of a weight, so that types come to differ within the few
 # hundred steps of a training. Chosen among 1, 6, 20 and 60 on the validation of three drawn shops.
 TYPE_RATE = 20.0
 # Limit of the logarithm of a weight, and the smallest sum, so that an empty history does not divide by zero.
 MOST_LOG_WEIGHT, LEAST_SUM = 10.0, 1e-3
-
-
-class Members(NamedTuple):
-    """Data of the items of histories, besides their rows.
-
-    labels: float32 [V]; places: the number of items of its history after each, int32 [V]; gaps: the time
-    bucket from each to the event, see `time_buckets_of`, int32 [V]; ages: the seconds from each to the last
-    event that reads its history, int32 [V]; draws: a random number for each, from which dropout is computed,
-    int32 [V]; sources: the event whose history each event reads, int64 [B]; reads: the number of its items
-    before each event, int32 [B]. A field that the model does not use is empty; without sources and reads each
-    event reads all of its own history.
-    """
-
-    labels: torch.Tensor
-    places: torch.Tensor
-    gaps: torch.Tensor
-    ages: torch.Tensor
-    draws: torch.Tensor
-    sources: torch.Tensor
-    reads: torch.Tensor
 
 
 # Factor of the weights of `OwnItems`, because AdamW moves each by about its rate in a step, and they go to

@@ -6,52 +6,18 @@ Shapes: B events, V values of a feature, R distinct rows of D numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.functional import embedding_bag
 
 from recsuite.errors import require
-from recsuite.models.layers import DistinctRows, Members, means, padded_means, scaled
+from recsuite.models.inputs import DistinctRows, LookedUp
+from recsuite.models.layers import means, padded_means, scaled
 
 # Weight of all values, or of each value, float32 [V].
 Weight = float | torch.Tensor
-
-
-class LookedUp(Protocol):
-    """Rows of one feature for B events, event after event; TorchRec's JaggedTensor is one."""
-
-    def values(self) -> torch.Tensor:
-        """Return the rows, float32 [V, D]."""
-
-    def lengths(self) -> torch.Tensor:
-        """Return the number of values of each event, [B]."""
-
-
-class Inputs(NamedTuple):
-    """Input of a model besides its rows in serving: like a training batch, without labels.
-
-    Args:
-        members: Items of the histories, V in all.
-        numbers: Dense features, float32 [B, numbers], NaN for a missing one.
-        is_own: 1 for an item of a history that is the event's own item, else 0, float32 [V]; for models with
-            `own_items`.
-
-    Example:
-        def user_vectors(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
-            ratings = batch.history_labels                    # float32 [V], of the items of all histories
-            return rows.sum(["user", "history"], {"history": ratings})
-    """
-
-    members: Members
-    numbers: torch.Tensor
-    is_own: torch.Tensor = torch.zeros(0)
-
-    @property
-    def history_labels(self) -> torch.Tensor:
-        """Labels of the items of all histories, float32 [V]."""
-        return self.members.labels
 
 
 class PaddedListError(RuntimeError):

@@ -24,8 +24,9 @@ from typing_extensions import override
 
 from recsuite.datasets.schema import HISTORY, Feature
 from recsuite.models.heads import SCALE, ProductHead
-from recsuite.models.layers import LEAST_SUM, MOST_LOG_WEIGHT, DistinctRows, make_mlp, repeated
-from recsuite.models.rows import FeatureRows, Inputs, LookedUp
+from recsuite.models.inputs import DistinctRows, Inputs, LookedUp
+from recsuite.models.layers import LEAST_SUM, MOST_LOG_WEIGHT, make_mlp, repeated
+from recsuite.models.rows import FeatureRows
 from recsuite.time_buckets import NUM_TIME_BUCKETS
 
 # Odd constants with mixed bits, as int32: 2^32 over the golden ratio, and one of xxHash's primes.

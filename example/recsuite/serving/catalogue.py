@@ -19,9 +19,9 @@ from recsuite.datasets.schema import HISTORY, ITEM, Schema
 from recsuite.errors import UserError, printable
 from recsuite.hooks import extra
 from recsuite.models.heads import TwoSided
-from recsuite.models.layers import Members
+from recsuite.models.inputs import Inputs, Members
 from recsuite.models.retrieval import NOTHING_ADDED, Added, mask_excluded, sum_of_pairs
-from recsuite.models.rows import FeatureRows, Inputs
+from recsuite.models.rows import FeatureRows
 from recsuite.models.tasks import first_label
 from recsuite.serving.request import check_ids, members_of
 from recsuite.serving.snapshot import FoundKeys, ServedRows, Snapshot

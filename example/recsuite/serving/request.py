@@ -16,7 +16,7 @@ import torch
 from recsuite.datasets.schema import CLICKS, HISTORY, ITEM, Feature, Schema
 from recsuite.errors import UserError, counted, printable, with_article
 from recsuite.ids import UNKNOWN_ID, ids_of
-from recsuite.models.layers import Members
+from recsuite.models.inputs import Members
 from recsuite.time_buckets import OLDEST, time_buckets_of
 
 # Inputs of a model besides the features: the label of each item of a history, and its age in seconds before

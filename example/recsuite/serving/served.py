@@ -31,8 +31,8 @@ from recsuite.checkpoint.origin import ORIGIN, check_origin
 from recsuite.datasets.schema import EVENT, HISTORY, USER
 from recsuite.files import resolved
 from recsuite.models.heads import TwoSided
+from recsuite.models.inputs import Inputs
 from recsuite.models.retrieval import InnerProduct, ranked, top_items
-from recsuite.models.rows import Inputs
 from recsuite.models.tasks import ModelMaker
 from recsuite.places import folder_at
 from recsuite.serving.catalogue import Catalogue, IndexCache, Items, described

@@ -21,7 +21,8 @@ from recsuite.datasets.preparation.vocabulary import Buckets, Encoding
 from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, UNKNOWN_ROW, Feature, Schema
 from recsuite.errors import UserError, printable
 from recsuite.models.heads import TwoSided
-from recsuite.models.rows import FeatureRows, Inputs
+from recsuite.models.inputs import Inputs
+from recsuite.models.rows import FeatureRows
 from recsuite.models.tasks import TASKS, ModelMaker, WorkerTask, predictions_of
 from recsuite.serving.request import (
     HISTORY_AGES,
@@ -337,7 +338,7 @@ class TableChange:
 
 @dataclass(frozen=True)
 class ServedRows:
-    """Rows of one feature for B ratings, see `rows.LookedUp`."""
+    """Rows of one feature for B ratings, see `LookedUp`."""
 
     rows: torch.Tensor
     counts: torch.Tensor

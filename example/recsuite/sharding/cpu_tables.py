@@ -43,7 +43,7 @@ from torchrec.streamable import Multistreamable
 from typing_extensions import override
 
 from recsuite.ids import UNKNOWN_ID
-from recsuite.models.layers import DistinctRows
+from recsuite.models.inputs import DistinctRows
 from recsuite.models.rows import SharedRows
 from recsuite.runtime.process import profiler_range
 from recsuite.sharding.dynamic import BUCKET_WIDTH, NO_ROW, BucketPlacement, DynamicSpec, DynamicTable

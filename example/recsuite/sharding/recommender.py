@@ -27,8 +27,8 @@ from recsuite.config.sections import ModelConfig
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError, require
 from recsuite.models.heads import TwoSided
-from recsuite.models.layers import Members
-from recsuite.models.rows import FeatureRows, JoinedRows, LookedUp, with_row_scale
+from recsuite.models.inputs import LookedUp, Members
+from recsuite.models.rows import FeatureRows, JoinedRows, with_row_scale
 from recsuite.models.tasks import TASKS, ModelData, ModelMaker, require_shape, widths_of
 from recsuite.runtime.process import profiler_range
 

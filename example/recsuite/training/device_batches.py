@@ -32,7 +32,7 @@ from recsuite.config.sections import UVM_CACHING
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.batching import HALF, MASKED_EVERY, MULTIPLIERS, grid_of, history_prefix, keys_of
 from recsuite.datasets.schema import ENTITIES, HISTORY, UNKNOWN_ROW, USER, Table
-from recsuite.models.layers import Members
+from recsuite.models.inputs import Members
 from recsuite.models.rows import PaddedListError
 from recsuite.sharding.recommender import ModelInput
 from recsuite.training.state import ShardedModel

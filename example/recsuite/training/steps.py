@@ -29,7 +29,8 @@ from recsuite.datasets.batching import Batch
 from recsuite.datasets.loader import BatchLoader
 from recsuite.datasets.schema import HISTORY
 from recsuite.errors import require
-from recsuite.models.layers import Members, repeated
+from recsuite.models.inputs import Members
+from recsuite.models.layers import repeated
 from recsuite.runtime.process import STEP, RuntimeContext, profiler_range
 from recsuite.sharding.cpu_tables import CpuTables
 from recsuite.sharding.dynamic_ranks import grow

@@ -35,8 +35,8 @@ from torch import nn
 from recsuite.datasets.schema import HISTORY
 from recsuite.errors import UserError, printable
 from recsuite.hooks import require_installed
-from recsuite.models.layers import Members
-from recsuite.models.rows import FeatureRows, Inputs
+from recsuite.models.inputs import Inputs, Members
+from recsuite.models.rows import FeatureRows
 from recsuite.models.sequences import SequenceHead
 from recsuite.serving.snapshot import ServedRows, Snapshot
 
