@@ -99,7 +99,7 @@ def mode(request: pytest.FixtureRequest) -> str:
 def launched(
     synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[tuple[str, ...]], dict[str, Any]]:
-    """Return what launches two ranks of `fault_ranks.py` for some modes, once, and returns what they found."""
+    """Return a function that launches two ranks for some modes, once, and returns what they found."""
 
     @cache
     def launch(modes: tuple[str, ...]) -> dict[str, Any]:

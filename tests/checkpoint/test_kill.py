@@ -50,8 +50,8 @@ MODES = (
     "dynamic compaction",
     "sequence delta",
 )
-# The kills of modes that between them write all kinds of files, of static, dynamic and shared tables. Each mode
-# has one after a checkpoint of a later step, and each target is hit twice; `soak` has all modes, and many more.
+# The kills of modes that between them write all kinds of files, of static, dynamic and shared tables; `soak`
+# has all modes, and many more. Each mode has one after a later step, and each target is hit twice.
 KILLS = {
     "async dump": (("rank 0", "half written"), ("rank 1", "written")),
     "compaction": (("all ranks", "written"), ("launcher", "half written")),
