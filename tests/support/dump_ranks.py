@@ -367,11 +367,7 @@ def resume(folder: Path, config: Config, context: RuntimeContext, rule: Any, mak
     end_at = len(whole["losses"]) // 2 + 3
     before = train(folder / "ended", config, context, end_at, rule, maker, inc_dump=True, dump_every=4)
     copy(folder / "ended", folder / "interrupted", context)
-    # Where batches are made is no part of a checkpoint; each worker is a Python that starts.
-    num_workers = int(context.world_size == 1)
-    after = train(
-        folder / "ended", config, context, rule=rule, maker=maker, resume=True, num_workers=num_workers
-    )
+    after = train(folder / "ended", config, context, rule=rule, maker=maker, resume=True)
     return {"whole": whole, "end_at": end_at, "before": before, "after": after}
 
 

@@ -3,10 +3,10 @@
 Reads a request per line, {"name", "mode", "kills", "seed"}, and answers each with a line that says what was
 found; a mode of `killed_writer.py` needs no kills and no seed. A kill is a target and an instant.
 
-TorchRec is imported once: a round forks a
-launcher, and that forks the ranks, which join each other, load the newest checkpoint, hold every number of it
-against its step, and write checkpoints until one of them, all of them or their launcher gets a SIGKILL, at
-an instant that the seed chooses, or when a checkpoint was or is half written.
+TorchRec is imported once: a round forks a launcher, and that forks the ranks, which join each other, load the
+newest checkpoint, hold every number of it against its step, and write checkpoints until one of them, all of
+them or their launcher gets a SIGKILL, at an instant that the seed chooses, or when a checkpoint was or is
+half written.
 
 What the model holds is a function of the step (`planted_model.py`, `planted_rows.py`).
 """
