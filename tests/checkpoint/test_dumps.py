@@ -155,10 +155,11 @@ def test_rows_looked_up_in_evaluation_are_not_in_a_delta(num_ranks: int, written
         assert after == before
 
 
-@pytest.mark.parametrize("name", ["resume", "resume sequence"])
-@pytest.mark.parametrize("num_ranks", RANKS)
+@pytest.mark.parametrize(
+    ("name", "num_ranks"), [*product(["resume"], RANKS), *product(["resume sequence"], RANKS[1:])]
+)
 def test_a_resumed_training_has_the_losses_and_tensors_of_one_that_was_never_interrupted(
-    num_ranks: int, name: str, written: dict[int, Any]
+    name: str, num_ranks: int, written: dict[int, Any]
 ) -> None:
     found = written[num_ranks][name]
     whole = found["whole"]["losses"]

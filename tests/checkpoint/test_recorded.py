@@ -24,6 +24,7 @@ from recsuite.checkpoint.recorded import (
 from recsuite.config.config import Config, flag_names, machine_flags
 from recsuite.config.parser import parse_given
 from recsuite.datasets import opening
+from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.tools import script
@@ -252,18 +253,16 @@ def test_a_new_training_uses_no_recorded_flags(trained: Config, tmp_path: Path) 
     assert with_recorded(config, given) == config
 
 
-def test_a_resumed_training_keeps_its_flags_and_names_those_that_change(
-    synthetic_folder: Path, tmp_path: Path
-) -> None:
-    save_dir = ("--save_dir", tmp_path / "dumps")
-    first = ("--dump", "--data_path", synthetic_folder, "--epochs", 1, "--lr", 0.03, "--preset", "none")
-    succeeded(python(EXAMPLE, *first, *save_dir))
-    data = ("--data_path", synthetic_folder)
+def test_a_resumed_training_keeps_its_flags_and_names_those_that_change(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "data", 2_000, seed=0)
+    save_dir, data = ("--save_dir", tmp_path / "dumps"), ("--data_path", tmp_path / "data")
+    first = ("--dump", "--epochs", 1, "--lr", 0.03, "--preset", "none")
+    succeeded(python(EXAMPLE, *first, *data, *save_dir))
     again = succeeded(python(EXAMPLE, "--resume", "--epochs", 2, *data, *save_dir))
-    assert "as in the training: --preset none --batch_size 256 --lr 0.03\n" in again
+    assert "as in the training: --preset none --batch_size 64 --lr 0.03\n" in again
     assert "continues with other flags than before: --epochs 2 (was 1)\n" in again
     shared = succeeded(python(EXAMPLE, "--resume", "--epochs", 3, "--local_batch_size", 99, *data, *save_dir))
-    assert "continues with other flags than before: --epochs 3 (was 2), --batch_size 99 (was 256)\n" in shared
+    assert "continues with other flags than before: --epochs 3 (was 2), --batch_size 99 (was 64)\n" in shared
 
 
 def test_a_batch_of_one_process_is_read_as_that_of_all_processes(trained: Config) -> None:

@@ -36,8 +36,10 @@ NUM_STEPS_AFTER = 3
 # After this step the models are evaluated; no checkpoint is due there.
 EVALUATED_AT = 1
 # Of the training that is ended: what any number of ranks divides, and what one rank has when others resume.
-GLOBAL_BATCH_SIZE = 1200
-OTHER_BATCH_SIZE = 1_400
+GLOBAL_BATCH_SIZE = 300
+OTHER_BATCH_SIZE = 350
+# Rows per rank from which a table is split: the users of the large data on 3 ranks, no table of the small.
+ROWS_WORTH_SPLITTING = 110
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def draw(seed: int) -> tuple[tuple[int, int], dict[str, Case]]:
     alone.
     """
     chance = random.Random(seed)
-    small, large = chance.randrange(9_500, 12_000), chance.randrange(44_000, 48_000)
+    small, large = chance.randrange(2_400, 3_000), chance.randrange(9_000, 10_000)
     cases = {"periodic": _draw_periodic(chance, large), "async": _draw_async(chance, small)}
     return (small, large), {**cases, "sequence": _draw_sequence(chance, small)}
 
@@ -85,7 +87,7 @@ def _draw_periodic(chance: random.Random, num_ratings: int) -> Case:
 def _draw_async(chance: random.Random, num_ratings: int) -> Case:
     """Checkpoints that are written beside the training, at any steps."""
     schedule = tuple(sorted(chance.sample(range(EVALUATED_AT + 1, 12), 3)))
-    batch_size = 6 * chance.randrange(100, 250)
+    batch_size = 6 * chance.randrange(20, 45)
     of_case = {"pipeline": "plain", "history": chance.randrange(1, 8), "async_dump": True}
     return Case(
         num_ratings, batch_size, schedule[-1], {**_draw_settings(chance), **of_case}, schedule, rule="SGD"
@@ -96,7 +98,7 @@ def _draw_sequence(chance: random.Random, num_ratings: int) -> Case:
     """Checkpoints of a model of sequences, in the middle of runs of events."""
     settings = {**_draw_settings(chance), "task": "sequence", "split": "leave_one_out", "negatives": 16}
     of_case = {"pipeline": "sparse_dist", "history": chance.randrange(2, 8), "mlp_dims": (8,)}
-    batch_size = 6 * chance.randrange(40, 80)
+    batch_size = 6 * chance.randrange(10, 20)
     return Case(num_ratings, batch_size, 6, {**settings, **of_case}, dump_every=2)
 
 
@@ -111,6 +113,10 @@ def main() -> None:
     """Write and read."""
     folder, place = Path(sys.argv[1]), folder_at(sys.argv[2])
     context = init_runtime(Config())
+
+    from recsuite.sharding import plan
+
+    plan.ROWS_PER_RANK_WORTH_SPLITTING = ROWS_WORTH_SPLITTING
     for action in sys.argv[3:]:
         found = act(action, folder, place, context)
         if context.rank == 0:
@@ -136,17 +142,16 @@ def config_of(folder: Path, case: Case, context: RuntimeContext) -> Config:
 
 def write_all(folder: Path, place: Path, context: RuntimeContext) -> dict[str, Any]:
     by = place / f"by-{context.world_size}"
-    found = {
+    found: dict[str, Any] = {
         name: write_case(by / name, case, config_of(folder, case, context), context)
         for name, case in CASES.items()
     }
     ended = ended_config(folder, context)
-    sequence = ended.replaced(task="sequence", history=5, negatives=64, embedding_dim=8)
-    return {
-        "cases": found,
-        "resume": resume(by / "resume", ended, context, adagrad(), several_widths),
-        "resume sequence": resume(by / "resume-sequence", sequence, context, None, None),
-    }
+    found = {"cases": found, "resume": resume(by / "resume", ended, context, adagrad(), several_widths)}
+    if context.world_size > 1:
+        sequence = ended.replaced(task="sequence", history=5, negatives=64, embedding_dim=8)
+        found["resume sequence"] = resume(by / "resume-sequence", sequence, context, None, None)
+    return found
 
 
 def write_case(folder: Path, case: Case, config: Config, context: RuntimeContext) -> dict[str, Any]:
@@ -368,11 +373,7 @@ def resume(folder: Path, config: Config, context: RuntimeContext, rule: Any, mak
     end_at = len(whole["losses"]) // 2 + 3
     before = train(folder / "ended", config, context, end_at, rule, maker, inc_dump=True, dump_every=4)
     copy(folder / "ended", folder / "interrupted", context)
-    # Where batches are made is no part of a checkpoint; each worker is a Python that starts.
-    num_workers = int(context.world_size == 1)
-    after = train(
-        folder / "ended", config, context, rule=rule, maker=maker, resume=True, num_workers=num_workers
-    )
+    after = train(folder / "ended", config, context, rule=rule, maker=maker, resume=True)
     return {"whole": whole, "end_at": end_at, "before": before, "after": after}
 
 

@@ -1,6 +1,6 @@
 """Program of each rank of a launch in `test_dump_faults.py`.
 
-python fault_ranks.py RESULTS DATA SAVE_DIR MODE
+python fault_ranks.py RESULTS DATA SAVE_DIR MODE...
 
 The last rank has a fault while it writes some of its parts: no file of it can grow beyond a few bytes, as on
 a disk that is full, or it takes its time, or what it holds is what a diverged training leaves. What the model
@@ -184,15 +184,17 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     # Without this the limit would be told by a signal that ends the process.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    results, data, save_dir, mode = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4]
+    results, data, save_dir, *modes = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), *sys.argv[4:]
     context, config = init_runtime(Config()), Config.of(dump_every=1, embedding_dim=8)
-    ids = MODES[mode].get("vocabulary", "schema")
-    place = Place.of(data, ids, config.replaced(**(DYNAMIC if ids == "dynamic" else {})), context)
-    faults, found = Faults(), {}
-    for name, (fault_of, last) in FAULTS.items():
-        folder = save_dir / name
-        of_mode = config.replaced(save_dir=str(folder), **MODES[mode])
-        found[name] = dump_with_faults(place, of_mode, faults, fault_of, last)
+    faults = Faults()
+    found: dict[str, Any] = {}
+    for mode in modes:
+        ids = MODES[mode].get("vocabulary", "schema")
+        place = Place.of(data, ids, config.replaced(**(DYNAMIC if ids == "dynamic" else {})), context)
+        found[mode] = {}
+        for name, (fault_of, last) in FAULTS.items():
+            of_mode = config.replaced(save_dir=str(save_dir / mode / name), **MODES[mode])
+            found[mode][name] = dump_with_faults(place, of_mode, faults, fault_of, last)
     cleanup_runtime()
     if context.rank == 0:
         results.write_text(json.dumps(found))

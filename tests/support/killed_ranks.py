@@ -1,10 +1,12 @@
 """Ranks that write checkpoints until they are killed, for `test_kill.py`: python killed_ranks.py WORK.
 
 Reads a request per line, {"name", "mode", "kills", "seed"}, and answers each with a line that says what was
-found; a mode of `killed_writer.py` needs no kills and no seed. TorchRec is imported once: a round forks a
-launcher, and that forks the ranks, which join each other, load the newest checkpoint, hold every number of it
-against its step, and write checkpoints until one of them, all of them or their launcher gets a SIGKILL, at
-an instant that the seed chooses, or when a checkpoint was or is half written.
+found; a mode of `killed_writer.py` needs no kills and no seed. A kill is a target and an instant.
+
+TorchRec is imported once: a round forks a launcher, and that forks the ranks, which join each other, load the
+newest checkpoint, hold every number of it against its step, and write checkpoints until one of them, all of
+them or their launcher gets a SIGKILL, at an instant that the seed chooses, or when a checkpoint was or is
+half written.
 
 What the model holds is a function of the step (`planted_model.py`, `planted_rows.py`).
 """
@@ -67,7 +69,6 @@ MODES: dict[str, dict[str, Any]] = {
     "dynamic compaction": {"inc_dump": True, **DYNAMIC},
     "sequence delta": {"dump": True, "inc_dump": True, **SEQUENCE},
 }
-TARGETS = ("rank 0", "rank 1", "all ranks", "launcher")
 # From the first moment at which something is written to the latest kill.
 LONGEST_DELAY = 0.3
 DEADLINE = 300
@@ -294,8 +295,8 @@ class Series:
 
     def run(self) -> dict[str, Any]:
         """All kills of the request, and then a look at what they left."""
-        for number in range(self.request["kills"]):
-            self._kill_once(number, TARGETS[number % len(TARGETS)])
+        for number, (target, instant) in enumerate(self.request["kills"]):
+            self._kill_once(number, target, instant)
         with running(self.columns, self.config, self._store(), Rank.check_newest) as last:
             last.wait()
         self._check_load(last, "the end")
@@ -304,14 +305,14 @@ class Series:
     def _store(self) -> Path:
         return self.work / f"store-{self.request['name']}-{self.random.random()}"
 
-    def _kill_once(self, number: int, target: str) -> None:
+    def _kill_once(self, number: int, target: str, instant: str) -> None:
         def act(rank: Rank) -> None:
             rank.check_newest()
             rank.dump_until_killed()
 
         with running(self.columns, self.config, self._store(), act) as begun:
             begun.wait_until_it_writes()
-            self._wait_for_instant(begun, number)
+            self._wait_for_instant(begun, instant)
             begun.kill(target)
             begun.wait()
         where = f"kill {number} of {target}"
@@ -322,11 +323,11 @@ class Series:
         self.found["left"] += bool(leftovers(self.save_dir))
         self._check_folder(where, max([self.found["step"], *begun.said("dumped")]))
 
-    def _wait_for_instant(self, begun: Round, number: int) -> None:
-        """By turns: something is half written, a checkpoint was written, any time has passed."""
-        if number % 3 == 0:
+    def _wait_for_instant(self, begun: Round, instant: str) -> None:
+        """Until something is half written, until a checkpoint was written, or any time."""
+        if instant == "half written":
             begun.wait_until_half_is_written(self.save_dir)
-        elif number % 3 == 1:
+        elif instant == "written":
             begun.wait_until_it_has_written()
         else:
             time.sleep(self.random.uniform(0, LONGEST_DELAY))
