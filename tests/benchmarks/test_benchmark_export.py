@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
-from tests.support.benchmarks import measured
+import pytest
+
+from tests.support.benchmarks import benchmark
+from tests.support.graphs import one_graph
 
 
 def test_an_export_scores_as_a_server_and_short_rows_lose_little(
-    synthetic_folder: Path, tmp_path: Path
+    synthetic_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, _ = measured("export", tmp_path, "--data_path", synthetic_folder, "--epochs", 1)
+    script = benchmark("export")
+    monkeypatch.setattr(script, "SECONDS", 0.01)
+    with one_graph():
+        found = script.measure(argparse.Namespace(data_path=synthetic_folder, epochs=1))
     assert [each["rows"] for each in found["types"]] == ["float32", "float16", "int8"]
     # Each with the rows that it has.
     assert max(each["difference"] for each in found["types"]) <= 1e-5
     assert found["types"][0]["test"] > 0
     assert found["types"][2]["bytes"] < found["types"][1]["bytes"] < found["types"][0]["bytes"]
+    # The report has a row for each type.
+    assert all(f"| {each['rows']} " in script.render(found) for each in found["types"])
+    assert len(script.judge(found)) == 2

@@ -40,7 +40,7 @@ from tests.support.dump_ranks import OTHER_BATCH_SIZE, SIZES, act
 from tests.support.launch import EXAMPLE, SUPPORT, python, read_json, succeeded, torchrun
 from tests.support.planted_model import mark_step, write_step
 from tests.support.steps import tell
-from tests.support.store import BUCKET, SECRET, Fault, Store
+from tests.support.store import BUCKET, KILLS, SECRET, Fault, Store, ended_after
 from tests.support.trained import Trained
 
 
@@ -198,42 +198,6 @@ def test_rows_are_read_by_ranges_and_equal_those_of_the_file(
 
 
 # --- kills ---
-
-
-class Refusing:
-    """A file system of which a fault refuses requests."""
-
-    def __init__(self, fs: Any, fault: Fault) -> None:
-        self.fs, self.fault = fs, fault
-
-    def __getattr__(self, name: str) -> Any:
-        self.fault.after -= 1
-        if self.fault.after < 0:
-            self.fault.number -= 1
-            raise PermissionError
-        return getattr(self.fs, name)
-
-
-@contextlib.contextmanager
-def ended_after(number: int, place: Any, store: Store) -> Iterator[Fault]:
-    """Refuse all requests after so many of them; in the memory of this process a request is a call."""
-    fault = Fault("AccessDenied", after=number)
-
-    def refusing(url: str) -> tuple[Any, str]:
-        fs, path = filesystem(url)
-        return Refusing(fs, fault), path
-
-    if place.url.startswith("memory"):
-        with mock.patch("recsuite.extras.stores.objects.filesystem", refusing):
-            yield fault
-    else:
-        store.fault = fault
-        yield fault
-        store.fault = None
-
-
-# In the memory of this process, where requests are cheap, and after each request to the store.
-KILLS = [("memory", 5), pytest.param("s3", 1, marks=pytest.mark.soak)]
 
 
 @pytest.mark.parametrize(("kind", "every"), KILLS)
