@@ -1,4 +1,4 @@
-"""Run a command, and print the largest peak memory of any of its processes, in KiB: python peak.py COMMAND..."""
+"""Run a command, and print the largest peak memory of its processes in KiB: python peak.py COMMAND..."""
 
 from __future__ import annotations
 

@@ -7,17 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from recsuite.datasets.movielens.synthetic import write_synthetic
 from tests.support.benchmarks import benchmark
 from tests.support.graphs import one_graph
+from tests.support.preloaded import preloaded
 
 
 def test_an_export_scores_as_a_server_and_short_rows_lose_little(
-    synthetic_folder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = benchmark("export")
     monkeypatch.setattr(script, "SECONDS", 0.01)
-    with one_graph():
-        found = script.measure(argparse.Namespace(data_path=synthetic_folder, epochs=1))
+    write_synthetic(tmp_path / "few", 3_000, seed=0)
+    with one_graph(), preloaded():
+        found = script.measure(argparse.Namespace(data_path=tmp_path / "few", epochs=1))
     assert [each["rows"] for each in found["types"]] == ["float32", "float16", "int8"]
     # Each with the rows that it has.
     assert max(each["difference"] for each in found["types"]) <= 1e-5
