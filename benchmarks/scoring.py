@@ -44,12 +44,7 @@ PAGE = DOCS / "serving.md"
 EVENTS_PER_USER, K, PARTS_COMPARED = 4, 50, 2
 # Of scores: sums in another order round differently.
 TOLERANCE = 1e-6
-# Runs a command, and prints the largest peak memory of any of its processes, in KiB.
-MEASURED = """\
-import resource, subprocess, sys
-subprocess.run(sys.argv[1:], check=True)
-print("peak", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
-"""
+MEASURED = Path(__file__).with_name("peak.py")
 
 
 def main() -> None:
@@ -109,7 +104,7 @@ def run(ranks: int, script: str, *flags: object) -> str:
     """Output of a script, and the largest peak memory of its processes."""
     command = [*torchrun(ranks), ROOT / "example" / script, *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-c", MEASURED, *map(str, command)]
+    words = [sys.executable, str(MEASURED), *map(str, command)]
     return subprocess.run(words, check=True, env=environment, stdout=subprocess.PIPE, text=True).stdout
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launch import GPUS, NO_GPUS, ROOT
+from tests.support.launch import GPUS, NO_GPUS, ROOT, SUPPORT, python
 
+PYTEST = SUPPORT / "run_pytest.py"
 WANTED = "GPUS_THAT_A_TEST_WANTS"
 
 
@@ -30,27 +31,13 @@ def test_plugins_may_be_missing_and_every_process_has_the_gpus(without: tuple[st
     plugins = [word for plugin in without for word in ("-p", f"no:{plugin}")]
     # One process is enough.
     plugins += [] if "xdist" in without else ["-n", "1"]
-    command = [sys.executable, "-m", "pytest", *plugins, "-q", __file__, "-k", "only_launched_processes"]
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1000)
+    result = python(PYTEST, *plugins, "-q", __file__, "-k", "only_launched_processes", env=env)
     assert "1 passed" in result.stdout, result.stdout + result.stderr
 
 
 def test_a_run_without_all_or_a_path_is_of_the_core_and_names_the_rest() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-n",
-        "0",
-        "-q",
-        "--collect-only",
-        "-o",
-        "testpaths=tests/docs",
-    ]
-    core, everything = (
-        subprocess.run([*command, *flags], cwd=ROOT, capture_output=True, text=True, timeout=1000).stdout
-        for flags in ((), ("--all",))
-    )
+    words = ("-n", "0", "-q", "--collect-only", "-o", "testpaths=tests/docs")
+    core, everything = (python(PYTEST, *words, *flags).stdout for flags in ((), ("--all",)))
     for name in (
         "tests/docs/test_deploy.py::",
         "test_commands.py::test_a_command_gives_the_documented_output[python example/ray_train.py",

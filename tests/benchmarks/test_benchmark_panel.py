@@ -220,8 +220,11 @@ def test_every_system_has_the_same_events_and_seconds_include_the_start(
     assert "2 seeds; 8 draws of myFM" in printed
 
 
-def test_plain_factors_find_planted_ones_with_the_setting_of_the_best_validation(panel: Any) -> None:
+def test_plain_factors_find_planted_ones_with_the_setting_of_the_best_validation(
+    panel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain, peers = benchmark("plain_factors"), benchmark("peers")
+    monkeypatch.setattr(plain, "SETTINGS", ((1, 5.0), (8, 0.05)))
     draw = np.random.default_rng(0)
     of_users, of_items = draw.normal(size=(200, 2)), draw.normal(size=(60, 2))
     pairs = draw.choice(200 * 60, 6_000, replace=False)

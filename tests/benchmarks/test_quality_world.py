@@ -59,7 +59,7 @@ def scores_of(expected: np.ndarray, world: World) -> np.ndarray:
     return np.interp(expected, expected_ratings(world), scores)
 
 
-@pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("strength", [0.0, 1.0])
 def test_chosen_movies_are_liked_more_in_proportion_to_the_weights(strength: float) -> None:
     world = ChoosingWorld(choice_strength=strength)
     users, movies = planted(world, 20_000)
@@ -126,7 +126,7 @@ def test_ratings_of_a_user_and_day_share_an_offset_of_the_planted_variance() -> 
         assert within(offsets[firsts], groups[firsts]) == pytest.approx(0, abs=0.01)
 
 
-@pytest.mark.parametrize("drift", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("drift", [0.0, 2.0])
 def test_early_and_late_factors_are_as_alike_as_planted(drift: float) -> None:
     world = ChoosingWorld(factor_stds=(0.3,), drift=drift)
     users, movies = planted(world, 3_000)

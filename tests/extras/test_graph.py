@@ -16,8 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-import recsuite
-from example import make_loss, make_model
+from example import make_model
 from recsuite.config.parser import parse_args
 from recsuite.config.sections import CheckpointConfig
 from recsuite.errors import UserError
@@ -27,6 +26,7 @@ from recsuite.models.heads import TwoSided
 from recsuite.serving.export import MODEL, export, write_export
 from recsuite.serving.request import members_of
 from recsuite.serving.served import ServedModel
+from tests.support.graphs import one_graph
 from tests.support.launch import EXAMPLE, ROOT, python, succeeded, torchrun
 from tests.support.published import copied, state
 from tests.support.raw_values import raw_test_values
@@ -54,11 +54,12 @@ def until_10(trained_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def exports(until_10: Path) -> dict[str, Path]:
     """Exports with a graph, by the type of their rows."""
     found = {}
-    for row_type in ("float32", "float16", "int8"):
-        found[row_type] = until_10.parent / row_type
-        wanted = GraphConfig(format="onnx", row_type=row_type)
-        source = CheckpointConfig(save_dir=str(until_10), checkpoint="latest")
-        export(source, found[row_type], make_model, extras=[wanted])
+    with one_graph():
+        for row_type in ("float32", "float16", "int8"):
+            found[row_type] = until_10.parent / row_type
+            wanted = GraphConfig(format="onnx", row_type=row_type)
+            source = CheckpointConfig(save_dir=str(until_10), checkpoint="latest")
+            export(source, found[row_type], make_model, extras=[wanted])
     return found
 
 
@@ -196,47 +197,6 @@ kind = "list"
 """
 
 
-def test_a_client_encodes_numbers_vectors_and_lists_as_the_server(tmp_path: Path) -> None:
-    draw = np.random.default_rng(0)
-    events = pandas.DataFrame(
-        {
-            "user": draw.integers(0, 40, 2_000),
-            "item": draw.integers(0, 30, 2_000),
-            "stars": draw.integers(1, 6, 2_000).astype(float),
-            "when": 1_700_000_000 + draw.permutation(2_000),
-        }
-    )
-    users = pandas.DataFrame({"user": np.arange(40), "age": draw.integers(10, 90, 40).astype(float)})
-    items = pandas.DataFrame({"item": np.arange(30), "price": np.exp(draw.normal(2, 2, 30))})
-    items["image"], items["tags"] = draw.normal(size=(30, 4)).tolist(), [["a", "b"], ["c"], []] * 10
-    (tmp_path / "schema.toml").write_text(SCHEMA)
-    model = recsuite.fit(
-        events,
-        model=make_model,
-        loss=make_loss,
-        users=users,
-        items=items,
-        schema=tmp_path / "schema.toml",
-        epochs=1,
-        preset="none",
-    )
-    write_export(model.snapshot, tmp_path / "served", extras=[GraphConfig(format="onnx")])
-    client, edges = client_of(tmp_path / "served"), model.snapshot.encodings["age"].edges
-    asked: dict[str, list[Any]] = {
-        "user": [1, 2, -1, 3, 4],
-        "item": [5, -1, 6, 7, 8],
-        "age": [edges[0], edges[3], None, float("nan"), 1e39],
-        "price": [None, -5.0, 1e39, float("nan"), 7.5],
-        "image": [None, [0.1, 0.2, 0.3, 0.4], [1, 2, 3, 4], None, [0, 0, 0, 0]],
-        "tags": [["a", "c"], [], ["unseen"], ["b"], ["b", "b"]],
-        "history": [[5, 6], [], [7], [-3, 5, 6], []],
-        "history_ratings": [[4.0, 1.0], [], [5.0], [1.0, 2.0, 3.0], []],
-    }
-    for number in (5, 1):
-        few = {name: given[:number] for name, given in asked.items()}
-        np.testing.assert_allclose(client.score(few), model.score(few).numpy(), rtol=1e-6, atol=1e-6)
-
-
 # Names of attributes of torch's modules, of the inputs and the output of a graph, and of an operation in it.
 NAMES = [
     *("type", "keys", "values", "half", "training", "pop", "forward", "_modules", "__class__", "numbers"),
@@ -245,7 +205,7 @@ NAMES = [
 
 
 def write_names(folder: Path) -> Path:
-    """Tables whose items have a feature with each of the names: categories, some lists, dense numbers."""
+    """Tables with a feature of each kind, and of each name: categories, some lists, dense numbers."""
     folder.mkdir()
     draw = np.random.default_rng(0)
     events = {
@@ -255,24 +215,30 @@ def write_names(folder: Path) -> Path:
         "when": 1_700_000_000 + np.arange(300),
     }
     pandas.DataFrame(events).to_csv(folder / "events.csv", index=False)
-    items: dict[str, Any] = {"item": np.arange(9)}
-    schema = SCHEMA[: SCHEMA.index("[features")]
+    users = {"user": np.arange(20), "age": draw.integers(10, 90, 20).astype(float)}
+    pandas.DataFrame(users).to_csv(folder / "users.csv", index=False)
+    lists = [["a", "b"], ["c"], ["d"]] * 3
+    items: dict[str, Any] = {"item": np.arange(9), "price": np.exp(draw.normal(2, 2, 9))}
+    items |= {"image": draw.normal(size=(9, 4)).tolist(), "tags": [["a", "b"], ["c"], []] * 3}
+    schema = SCHEMA
     kinds = {"keys": "list", "values": "list", "training": "number", "pop": "number"}
     for place, name in enumerate(NAMES):
         kind = kinds.get(name, "category")
         items[name] = {
             "category": [f"v{(item + place) % 3}" for item in range(9)],
-            "list": ["a|b", "c", "d"] * 3,
+            "list": lists,
             "number": draw.normal(size=9),
         }[kind]
         dense = 'input = "dense"\n' if kind == "number" else ""
         schema += f'[features.{name}]\nof = "item"\ncolumn = "{name}"\nkind = "{kind}"\n{dense}'
-    pandas.DataFrame(items).to_csv(folder / "items.csv", index=False)
+    pandas.DataFrame(items).to_parquet(folder / "items.parquet")
     (folder / "schema.toml").write_text(schema)
     return folder
 
 
-def test_a_feature_may_have_any_name_in_training_checkpoints_graphs_and_clients(tmp_path: Path) -> None:
+def test_features_of_any_name_and_kind_are_encoded_alike_in_training_checkpoints_graphs_and_clients(
+    tmp_path: Path,
+) -> None:
     data, dumps = write_names(tmp_path / "data"), tmp_path / "dumps"
     flags = ("--data_path", data, "--save_dir", dumps, "--preset", "none")
     trained = succeeded(torchrun(2, EXAMPLE, *flags, "--epochs", "1", "--dump"))
@@ -283,18 +249,30 @@ def test_a_feature_may_have_any_name_in_training_checkpoints_graphs_and_clients(
     model = ServedModel.open(dumps, model=make_model)
     tables = {name.split(".")[1] for name in model.snapshot.manifest.tensors if name.startswith("tables.")}
     assert tables >= {"user", "item", "history", *NAMES} - {"training", "pop"}
-    asked: dict[str, list[Any]] = {"user": [1, 2, 3], "item": [3, 4, -1]}
-    asked |= {name: ["v0", None, "v2"] for name in NAMES}
-    asked |= {"keys": [["a"], [], ["b", "c"]], "values": [["d"], ["a", "b"], []]}
-    asked |= {"training": [0.5, None, -1.0], "pop": [1.0, 2.0, None]}
-    asked |= {"history": [[1], [], [2, 3]], "history_ratings": [[4.0], [], [1.0, 5.0]]}
+    edges = model.snapshot.encodings["age"].edges
+    asked: dict[str, list[Any]] = {name: ["v0", None, "v2", "unseen", "v1"] for name in NAMES}
+    asked |= {
+        "user": [1, 2, -1, 3, 4],
+        "item": [5, -1, 6, 7, 8],
+        "age": [edges[0], edges[3], None, float("nan"), 1e39],
+        "price": [None, -5.0, 1e39, float("nan"), 7.5],
+        "image": [None, [0.1, 0.2, 0.3, 0.4], [1, 2, 3, 4], None, [0, 0, 0, 0]],
+        "tags": [["a", "c"], [], ["unseen"], ["b"], ["b", "b"]],
+        "keys": [["a"], [], ["b", "c"], [], ["d"]],
+        "values": [["d"], ["a", "b"], [], ["c"], []],
+        "training": [0.5, None, -1.0, 0.0, 2.0],
+        "pop": [1.0, 2.0, None, -3.0, 0.0],
+        "history": [[5, 6], [], [7], [-3, 5, 6], []],
+        "history_ratings": [[4.0, 1.0], [], [5.0], [1.0, 2.0, 3.0], []],
+    }
     write_export(model.snapshot, tmp_path / "served", extras=[GraphConfig(format="onnx")])
-    found = model.score(asked)
-    np.testing.assert_allclose(
-        client_of(tmp_path / "served").score(asked), found.numpy(), rtol=1e-5, atol=1e-5
-    )
     graph = torch.export.load(write_graph(tmp_path, model.snapshot, "torch")).module()
-    torch.testing.assert_close(graph(inputs_of(model, asked)), found, rtol=0, atol=1e-5)
+    client = client_of(tmp_path / "served")
+    for number in (5, 1):
+        few = {name: given[:number] for name, given in asked.items()}
+        wanted = model.score(few)
+        np.testing.assert_allclose(client.score(few), wanted.numpy(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(graph(inputs_of(model, few)), wanted, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,6 @@ def test_what_cannot_be_planned_is_refused(words: list[str], sentence: str) -> N
     ("ranks", "flags"),
     [
         (1, ()),
-        (2, ()),
         (3, ()),
         (3, ("--vocabulary", "dynamic", "--capacity", "4000", "--preset", "none")),
     ],

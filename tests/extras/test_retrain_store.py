@@ -26,7 +26,7 @@ from recsuite.places import folder_at
 from recsuite.serving.followers import wait_for_first
 from recsuite.serving.served import Follower, ServedModel
 from tests.support.launch import EXAMPLE, python, started, succeeded
-from tests.support.store import BUCKET, SECRET, Fault, Store
+from tests.support.store import BUCKET, KILLS, SECRET, Store, ended_after
 from tests.support.weeks import SMALL, retrain, write_weeks
 
 
@@ -170,11 +170,12 @@ def test_two_that_begin_at_the_same_time_get_runs_of_their_own(
     assert [first.name, claimed(models).name] == ["run-000001", "run-000002"]
 
 
-@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("kind", "every"), KILLS)
 def test_a_store_that_fails_after_any_request_leaves_the_promoted_model(
-    models: FsspecPath, shop: Path, store: Store, every: int, monkeypatch: pytest.MonkeyPatch
+    models: Any, shop: Path, store: Store, kind: str, every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For a store, a kill at any instant is the end of requests after any one of them."""
+    models = folder_at(models.url.replace("s3", kind, 1))
     begun = models / "begun"
     for new in (3.0, 2.0):
         reports(monkeypatch, new=new, old=2.5)
@@ -187,13 +188,13 @@ def test_a_store_that_fails_after_any_request_leaves_the_promoted_model(
     while not finished:
         here: Any = models / f"at-{number}"
         fs.copy(f"{path}/begun/", f"{path}/at-{number}/", recursive=True)
-        store.fault = fault = Fault("AccessDenied", after=number)
         sentence = ""
-        try:
-            call(shop, here, "--keep_runs", 0)
-        except UserError as error:
-            sentence = str(error)
-        finished, store.fault = fault.number == 10**9, None
+        with ended_after(number, models, store) as fault:
+            try:
+                call(shop, here, "--keep_runs", 0)
+            except UserError as error:
+                sentence = str(error)
+        finished = fault.number == 10**9
         assert finished or "this login is not allowed to do it, or has expired" in sentence
         assert "Fix: " in sentence or not sentence
         run = promoted_in(here)

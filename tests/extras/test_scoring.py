@@ -248,23 +248,26 @@ def test_an_empty_id_is_refused_with_its_row_as_a_missing_one(model: ServedModel
                 batch.scored(pyarrow.table({"user_id": ["a", "b", missing]}), first=7)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 100, b"\xff"])
 def test_a_damaged_record_of_a_job_is_named_and_the_job_starts_anew(
-    model: ServedModel, tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+    model: ServedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     batch, folder = BatchScoring(model, None, 3), tmp_path / "recs"
-    partial = begin(folder, batch.job())
-    assert partial is not None
+    for content in (b"", b"{", b"\0" * 100, b"\xff"):
+        partial = begin(folder, batch.job())
+        assert partial is not None
+        (partial / JOB).write_bytes(content)
+        capsys.readouterr()
+        assert begin(folder, batch.job()) == partial
+        assert f"{partial / JOB} is damaged, as after a power cut" in capsys.readouterr().out
     batch.write(partial, 0, 1, lambda done: None)
     (partial / JOB).write_bytes(content)
-    capsys.readouterr()
     again = BatchScoring(model, None, 3)
     write(again, folder)
     assert again.counts.there == 0
-    assert f"{partial / JOB} is damaged, as after a power cut" in capsys.readouterr().out
-    (folder / JOB).write_bytes(content)
-    with pytest.raises(UserError, match=rf"{JOB} is damaged, so nothing says what the scores .*; remove"):
-        begin(folder, batch.job())
+    for content in (b"", b"{", b"\0" * 100, b"\xff"):
+        (folder / JOB).write_bytes(content)
+        with pytest.raises(UserError, match=rf"{JOB} is damaged, so nothing says what the scores .*; remove"):
+            begin(folder, batch.job())
 
 
 def test_a_missing_file_is_refused(model: ServedModel, tmp_path: Path) -> None:

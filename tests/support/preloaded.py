@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
 import json
 import os
 import select
@@ -119,7 +120,11 @@ def serve(connection: socket.socket) -> None:
             if not message:
                 return
             fresh.load_loops()
-            connection.send(str(_orphan(json.loads(message), files, fresh)).encode())
+            request = json.loads(message)
+            if "AWS_ENDPOINT_URL" in request["env"]:
+                # Its import takes a second, and only a client of a store needs it.
+                importlib.import_module("s3fs")
+            connection.send(str(_orphan(request, files, fresh)).encode())
             for file in files:
                 os.close(file)
 

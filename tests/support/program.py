@@ -40,7 +40,7 @@ from numba.core.caching import IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
 
 import recsuite
-from tests.support.starting import FORK, REAL_WORKERS, spawn, start, words_of
+from tests.support.starting import FORK, PREEXEC, REAL_WORKERS, spawn, start, words_of
 
 IMPORTED = ("pandas", "torch", "torch.distributed.run", "torch.utils.data", "torchrec", "fbgemm_gpu")
 
@@ -142,15 +142,26 @@ class Fresh:
         self._mask_ids()
         sys.dont_write_bytecode, sys.pycache_prefix = False, self._bytecode
         # What it starts in turn.
-        setattr(*FORK, functools.partial(start, self._fork))
+        setattr(*FORK, self._start)
         if not env.keys() >= REAL_WORKERS.keys():
             multiprocessing.util.spawnv_passfds = functools.partial(spawn, self._fork)
 
-    def _fork(self, request: dict[str, Any], files: list[int], kept: Sequence[int] = ()) -> int:
+    def _start(self, *arguments: Any) -> int:
+        return start(functools.partial(self._fork, prepare=arguments[PREEXEC]), *arguments)
+
+    def _fork(
+        self,
+        request: dict[str, Any],
+        files: list[int],
+        kept: Sequence[int] = (),
+        prepare: Callable[[], None] | None = None,
+    ) -> int:
         # The handlers of who forks are not for signals to the new process, which has none until it is told.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         pid = os.fork()
         if pid == 0:
+            if prepare is not None:
+                prepare()
             self.become(**request, files=files, kept=kept)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return pid

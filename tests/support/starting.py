@@ -20,6 +20,7 @@ MODULES = (
     "recsuite.config",
     "recsuite.extras.launcher",
     "recsuite.extras.reports.compare",
+    "recsuite.extras.retrain",
     "torch.distributed.run",
 )
 
@@ -73,5 +74,7 @@ def _request(command: list[str], folder: str, env: dict[str, str], new_session: 
 FORK: tuple[Any, str] = (subprocess, "_fork_exec")
 if sys.version_info < (3, 11):
     FORK = (subprocess._posixsubprocess, "fork_exec")
+# Where its arguments have the `preexec_fn` of `Popen`.
+PREEXEC = -2 if sys.version_info >= (3, 11) else -1
 REAL_FORK = getattr(*FORK)
 REAL_SPAWN = multiprocessing.util.spawnv_passfds

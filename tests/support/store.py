@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
+from unittest import mock
 
+import pytest
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -141,3 +143,43 @@ def running() -> Iterator[Store]:
         yield store
     finally:
         server.shutdown()
+
+
+# --- kills ---
+
+# In the memory of this process, where requests are cheap, and after each request to the store.
+KILLS = [("memory", 5), pytest.param("s3", 1, marks=pytest.mark.soak)]
+
+
+class Refusing:
+    """A file system of which a fault refuses requests."""
+
+    def __init__(self, fs: Any, fault: Fault) -> None:
+        self.fs, self.fault = fs, fault
+
+    def __getattr__(self, name: str) -> Any:
+        self.fault.after -= 1
+        if self.fault.after < 0:
+            self.fault.number -= 1
+            raise PermissionError
+        return getattr(self.fs, name)
+
+
+@contextlib.contextmanager
+def ended_after(number: int, place: Any, store: Store) -> Iterator[Fault]:
+    """Refuse all requests after so many of them; in the memory of this process a request is a call."""
+    from recsuite.extras.stores.urls import filesystem
+
+    fault = Fault("AccessDenied", after=number)
+
+    def refusing(url: str) -> tuple[Any, str]:
+        fs, path = filesystem(url)
+        return Refusing(fs, fault), path
+
+    if place.url.startswith("memory"):
+        with mock.patch("recsuite.extras.stores.objects.filesystem", refusing):
+            yield fault
+    else:
+        store.fault = fault
+        yield fault
+        store.fault = None

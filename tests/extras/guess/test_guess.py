@@ -468,11 +468,15 @@ def test_times_in_common_formats_are_read_and_a_bad_one_is_a_bad_row(way: str, f
 
 
 @pytest.mark.parametrize(
-    "name", ["timestamp", "eventdate", "created_at", "Time (ms)", "unixReviewTime", "ts"]
-)
-@pytest.mark.parametrize(
-    "column",
-    [np.arange(ROWS), SECONDS % 3_600, ["1. M\xe4rz", "2. M\xe4rz"] * 1_000, [*map("{}th".format, SECONDS)]],
+    ("name", "column"),
+    [
+        ("timestamp", np.arange(ROWS)),
+        ("eventdate", SECONDS % 3_600),
+        ("created_at", ["1. M\xe4rz", "2. M\xe4rz"] * 1_000),
+        ("Time (ms)", [*map("{}th".format, SECONDS)]),
+        ("unixReviewTime", np.arange(ROWS)),
+        ("ts", SECONDS % 3_600),
+    ],
 )
 def test_a_column_named_as_a_time_without_times_is_refused_with_a_value(name: str, column: Any) -> None:
     with pytest.raises(UserError) as refused:

@@ -33,13 +33,14 @@ from recsuite.extras.stores.objects import FsspecPath
 from recsuite.extras.stores.tensors import HEAD_BYTES, ObjectTensors
 from recsuite.extras.stores.urls import filesystem
 from recsuite.places import ObjectError, folder_at
+from recsuite.runtime.process import RuntimeContext
 from recsuite.serving.served import Follower, ServedModel
 from recsuite.training.progress import Progress
-from tests.support.dump_ranks import OTHER_BATCH_SIZE, SIZES
+from tests.support.dump_ranks import OTHER_BATCH_SIZE, SIZES, act
 from tests.support.launch import EXAMPLE, SUPPORT, python, read_json, succeeded, torchrun
 from tests.support.planted_model import mark_step, write_step
 from tests.support.steps import tell
-from tests.support.store import BUCKET, SECRET, Fault, Store
+from tests.support.store import BUCKET, KILLS, SECRET, Fault, Store, ended_after
 from tests.support.trained import Trained
 
 
@@ -92,7 +93,7 @@ def test_checkpoints_and_deltas_in_a_store_are_those_of_a_folder_bit_for_bit(
     assert (place / "latest").resolve().name == "delta-000000004"
     for theirs, ours in zip(checkpoints_in(trained.folder), checkpoints_in(place), strict=True):
         trained.load(theirs)
-        wanted = {name: value.clone() for name, value in local_tensors(trained).items()}
+        wanted = local_clones(trained)
         trained.load(ours)
         found = local_tensors(trained)
         assert all(torch.equal(found[name], value) for name, value in wanted.items())
@@ -108,15 +109,19 @@ def local_tensors(trained: Trained) -> dict[str, torch.Tensor]:
     }
 
 
+def local_clones(trained: Trained) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in local_tensors(trained).items()}
+
+
 @pytest.fixture(scope="module")
 def launched(running_store: Store, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Results of 2 ranks whose training was ended and resumed, and of 1 and 3 ranks that resumed it."""
+    """Results of 2 ranks whose training was ended and resumed, and of 3 ranks that resumed it."""
     folder = tmp_path_factory.mktemp("store")
-    write_synthetic(folder / str(SIZES[0]), SIZES[0], seed=0)
+    write_synthetic(folder / str(SIZES[0]), 6_000, seed=0)
     program, where = SUPPORT / "dump_ranks.py", f"s3://{BUCKET}/ranks"
-    for num_ranks, action in ((2, "end"), (1, "go_on"), (3, "go_on")):
+    for num_ranks, action in ((2, "end"), (3, "go_on")):
         succeeded(torchrun(num_ranks, program, folder, where, action, env=running_store.env, timeout=240))
-    return {path.stem: read_json(path) for path in folder.glob("*.json")}
+    return {"folder": folder, **{path.stem: read_json(path) for path in folder.glob("*.json")}}
 
 
 def test_a_training_resumed_from_a_store_equals_an_undisturbed_one_bit_for_bit(
@@ -129,8 +134,11 @@ def test_a_training_resumed_from_a_store_equals_an_undisturbed_one_bit_for_bit(
 
 
 @pytest.mark.parametrize("readers", [1, 3])
-def test_another_number_of_ranks_resumes_from_a_store(launched: dict[str, Any], readers: int) -> None:
-    ended, again = launched["end-2"], launched[f"go_on-{readers}"]
+def test_another_number_of_ranks_resumes_from_a_store(
+    launched: dict[str, Any], readers: int, store: Store, context: RuntimeContext
+) -> None:
+    ended, where = launched["end-2"], folder_at(f"s3://{BUCKET}/ranks")
+    again = launched["go_on-3"] if readers == 3 else act("go_on", launched["folder"], where, context)
     whole = ended["whole"]["taken"]
     assert sorted(ended["before"]["taken"] + again["taken"]) == whole
     steps = -(-len(again["taken"]) // OTHER_BATCH_SIZE)
@@ -192,11 +200,12 @@ def test_rows_are_read_by_ranges_and_equal_those_of_the_file(
 # --- kills ---
 
 
-@pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("kind", "every"), KILLS)
 def test_after_any_request_the_checkpoints_are_whole_and_the_next_training_goes_on(
-    trained: Trained, place: Any, store: Store, every: int
+    trained: Trained, place: Any, store: Store, kind: str, every: int
 ) -> None:
     """For a store, a kill at any instant is the end of requests after any one of them."""
+    place = folder_at(place.url.replace("s3", kind, 1))
     begun = place / "begun"
     with training(trained, begun, keep=1) as checkpointer:
         take_steps(trained, checkpointer, 1, 2)
@@ -205,14 +214,14 @@ def test_after_any_request_the_checkpoints_are_whole_and_the_next_training_goes_
     while not finished:
         here = place / f"at-{number}"
         fs.copy(f"{path}/begun/", f"{path}/at-{number}/", recursive=True)
-        store.fault = fault = Fault("AccessDenied", after=number)
         with (
+            ended_after(number, place, store) as fault,
             contextlib.suppress(UserError),
             training(trained, here, keep=1, inc_dump=number % 2 == 0) as again,
         ):
             take_steps(trained, again, 3, 4)
         # None failed.
-        finished, store.fault = fault.number == 10**9, None
+        finished = fault.number == 10**9
         newest = newest_in(here)
         assert newest is not None
         assert step_of(newest) >= 2
@@ -236,82 +245,84 @@ def test_after_any_request_the_checkpoints_are_whole_and_the_next_training_goes_
 # --- faults ---
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault("SlowDown", 2, method="PUT"),
-        Fault("InternalError", 2, method="PUT"),
-        Fault("cut", 1, method="PUT"),
-        Fault("unheard", 1, method="PUT", key="manifest"),
-        Fault("SlowDown", 2, method="GET"),
-        Fault("cut", 1, method="GET"),
-        Fault("half", 1, method="GET", key="part-"),
-    ],
-    ids=lambda fault: f"{fault.code}-{fault.method}",
-)
-def test_a_store_that_fails_for_a_moment_loses_nothing(
-    trained: Trained, place: Any, store: Store, fault: Fault
+FAULTS = [
+    *(
+        Fault(code, number, method="PUT")
+        for code, number in (("SlowDown", 2), ("InternalError", 2), ("cut", 1))
+    ),
+    Fault("unheard", 1, method="PUT", key="manifest"),
+    *(Fault("SlowDown", 2, method="GET"), Fault("cut", 1, method="GET")),
+    Fault("half", 1, method="GET", key="part-"),
+]
+
+
+def test_a_store_that_is_slow_or_fails_for_a_moment_loses_nothing(
+    trained: Trained, place: Any, store: Store
 ) -> None:
     with training(trained, place) as checkpointer:
-        take_steps(trained, checkpointer, 1)
-        store.fault = dataclasses.replace(fault)
-        take_steps(trained, checkpointer, 2)
-        assert checkpointer.writer.failure == ""
-    trained.load(place)
-    assert store.fault.number == 0
-    assert names_in(place)[-1] == "step-000000002"
-
-
-def test_a_slow_store_loses_nothing(trained: Trained, place: Any, store: Store) -> None:
-    store.seconds = 0.05
-    with training(trained, place) as checkpointer:
-        take_steps(trained, checkpointer, 1)
+        for step, fault in enumerate(FAULTS[:4], 1):
+            store.fault = dataclasses.replace(fault)
+            take_steps(trained, checkpointer, step)
+            assert store.fault.number == 0
+            assert checkpointer.writer.failure == ""
+        store.seconds = 0.05
+        take_steps(trained, checkpointer, 5)
+    wanted, store.seconds = local_clones(trained), 0
     check_whole(chain_at(place))
+    for fault in FAULTS[4:]:
+        store.fault = dataclasses.replace(fault)
+        write_step(tensors_of(trained.train_state), 99)
+        trained.load(place)
+        assert store.fault.number == 0
+        assert all(torch.equal(value, wanted[name]) for name, value in local_tensors(trained).items())
+    assert names_in(place)[-1] == "step-000000005"
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        ("SlowDown", "the server answers with status 503"),
-        ("ExpiredToken", "this login is not allowed to do it, or has expired"),
-        ("AccessDenied", "this login is not allowed to do it, or has expired"),
-    ],
-)
 def test_a_store_that_fails_gives_one_sentence_and_the_next_checkpoint_holds_the_changes(
-    trained: Trained,
-    place: Any,
-    store: Store,
-    code: str,
-    words: str,
-    capsys: pytest.CaptureFixture[str],
+    trained: Trained, place: Any, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    login = "this login is not allowed to do it, or has expired"
+    reasons = {"SlowDown": "the server answers with status 503", "ExpiredToken": login, "AccessDenied": login}
     with training(trained, place, inc_dump=True) as checkpointer:
-        take_steps(trained, checkpointer, 1)
-        store.fault = Fault(code, method="PUT", key="delta")
-        take_steps(trained, checkpointer, 2)
-        failure = checkpointer.writer.failure
+        for step, (code, words) in zip((1, 4, 7), reasons.items(), strict=True):
+            take_steps(trained, checkpointer, step)
+            store.fault = Fault(code, method="PUT", key="delta")
+            take_steps(trained, checkpointer, step + 1)
+            failure, store.fault = checkpointer.writer.failure, None
+            take_steps(trained, checkpointer, step + 2)
+            assert f"Cannot write {place}/delta-00000000{step + 1}: {words}. Fix: " in failure
+            assert SECRET not in failure + capsys.readouterr().out
+            # A delta may be there although its answer was lost, so none builds on the one before it.
+            assert names_in(place)[-2:] == [f"delta-00000000{step}", f"step-00000000{step + 2}"]
+        wanted = local_clones(trained)
+        # All tries are carried out, and no answer of them comes.
+        store.fault = Fault("unheard", method="PUT", key="delta-000000010/manifest")
+        take_steps(trained, checkpointer, 10)
+        assert "Cannot write" in checkpointer.writer.failure
         store.fault = None
-        take_steps(trained, checkpointer, 3)
-    assert f"Cannot write {place}/delta-000000002: {words}. Fix: " in failure
-    assert SECRET not in failure + capsys.readouterr().out
-    # A delta may be there although its answer was lost, so none builds on the one before it.
-    assert names_in(place)[-2:] == ["delta-000000001", "step-000000003"]
-    wanted = {name: value.clone() for name, value in local_tensors(trained).items()}
+        take_steps(trained, checkpointer, 11, 12)
+    assert names_in(place)[-3:] == ["delta-000000010", "step-000000011", "delta-000000012"]
+    check_whole(chain_at(place))
     write_step(tensors_of(trained.train_state), 99)
-    trained.load(place)
+    trained.load(place / "step-000000009")
     assert all(torch.equal(value, wanted[name]) for name, value in local_tensors(trained).items())
 
 
-@pytest.mark.parametrize("code", ["cut", "half", "ExpiredToken", "InternalError"])
-def test_a_load_from_a_store_that_fails_is_one_sentence(
-    trained: Trained, place: Any, store: Store, code: str
+def test_a_load_from_a_store_that_fails_or_has_a_damaged_object_is_one_sentence(
+    trained: Trained, place: Any, store: Store
 ) -> None:
     with training(trained, place) as checkpointer:
         take_steps(trained, checkpointer, 1)
-    store.fault = Fault(code, method="GET", key="part-")
-    trained.refused(f"Cannot read {place}/step-000000001/part-", "Fix: check the address", path=place)
+    for code in ("cut", "half", "ExpiredToken", "InternalError"):
+        store.fault = Fault(code, method="GET", key="part-")
+        trained.refused(f"Cannot read {place}/step-000000001/part-", "Fix: check the address", path=place)
     store.fault = None
     trained.load(place)
+    (part,) = (name for name in objects_of(place / "step-000000001") if name.startswith("part-"))
+    content = bytearray((place / "step-000000001" / part).read_bytes())
+    content[-1] ^= 1
+    (place / "step-000000001" / part).put(bytes(content))
+    trained.refused(part, "is damaged", path=place / "step-000000001")
 
 
 def test_an_old_listing_does_not_hide_the_newest_checkpoint(
@@ -340,25 +351,11 @@ def test_a_checkpoint_that_a_listing_lacks_is_not_removed(trained: Trained, plac
     check_whole(chain_at(place / "step-000000002"))
 
 
-def test_after_a_delta_whose_answer_was_lost_the_next_checkpoint_is_a_full_one(
-    trained: Trained, place: Any, store: Store
-) -> None:
-    with training(trained, place, inc_dump=True) as checkpointer:
-        take_steps(trained, checkpointer, 1)
-        # All tries are carried out, and no answer of them comes.
-        store.fault = Fault("unheard", method="PUT", key="delta-000000002/manifest")
-        take_steps(trained, checkpointer, 2)
-        assert "Cannot write" in checkpointer.writer.failure
-        store.fault = None
-        take_steps(trained, checkpointer, 3, 4)
-    assert names_in(place)[-3:] == ["delta-000000002", "step-000000003", "delta-000000004"]
-    check_whole(chain_at(place))
-
-
-@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("kind", "every"), KILLS)
 def test_a_new_training_moves_those_of_an_earlier_one_aside_after_any_interruption(
-    trained: Trained, place: Any, store: Store, every: int
+    trained: Trained, place: Any, store: Store, kind: str, every: int
 ) -> None:
+    place = folder_at(place.url.replace("s3", kind, 1))
     fs, path = filesystem(place.url)
     with training(trained, place / "begun") as checkpointer:
         take_steps(trained, checkpointer, 1, 2)
@@ -366,10 +363,13 @@ def test_a_new_training_moves_those_of_an_earlier_one_aside_after_any_interrupti
     while not finished:
         here = place / f"at-{number}"
         fs.copy(f"{path}/begun/", f"{path}/at-{number}/", recursive=True)
-        store.fault = fault = Fault("AccessDenied", after=number)
-        with contextlib.suppress(UserError), training(trained, here, resume=False):
+        with (
+            ended_after(number, place, store) as fault,
+            contextlib.suppress(UserError),
+            training(trained, here, resume=False),
+        ):
             pass
-        finished, store.fault = fault.number == 10**9, None
+        finished = fault.number == 10**9
         with training(trained, here, resume=False) as checkpointer:
             take_steps(trained, checkpointer, 1)
         (aside,) = (path for path in here.iterdir() if path.name.startswith("run-"))
@@ -419,16 +419,6 @@ def test_a_new_training_moves_those_of_an_earlier_one_aside_and_few_full_ones_ar
     check_whole(chain_at(aside))
     assert best_in(place) is None
     assert [path.name for path in full_checkpoints_in(place)] == ["step-000000001"]
-
-
-def test_a_damaged_object_is_refused_by_its_name(trained: Trained, place: Any) -> None:
-    with training(trained, place) as checkpointer:
-        take_steps(trained, checkpointer, 1)
-    (part,) = (name for name in objects_of(place / "step-000000001") if name.startswith("part-"))
-    content = bytearray((place / "step-000000001" / part).read_bytes())
-    content[-1] ^= 1
-    (place / "step-000000001" / part).put(bytes(content))
-    trained.refused(part, "is damaged", path=place / "step-000000001")
 
 
 # --- commands ---
