@@ -178,8 +178,6 @@ class WithoutFiles(BaseHTTPRequestHandler):
         """Answer that it is not there."""
         self.send_error(404)
 
-    do_HEAD = do_GET
-
 
 def reaches_the_download(lines: Lines, clone: Path) -> None:
     name = shlex.split(lines[0])[2]
