@@ -12,7 +12,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,7 @@ def installed(few_ratings: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     if not (INSTALLED / ".installed-dev").is_file():
         pytest.skip(f"needs the installation that `./run.sh test` makes in {INSTALLED.name}")
     folder = tmp_path_factory.mktemp("documents") / "clone"
-    unwanted = shutil.ignore_patterns(".venv*", ".git", "data", "runs", "dumps", ".*_cache", "__pycache__")
+    unwanted = shutil.ignore_patterns(".venv*", ".git", "data", "runs", "dumps", ".*_cache", "*.pyc")
     shutil.copytree(ROOT, folder, ignore=unwanted)
     shutil.copytree(few_ratings, folder / "data")
     with quick_python(folder):
@@ -108,10 +110,19 @@ def trains(lines: Lines, clone: Path) -> None:
     assert all(model[0] < dict(rows(output))["global mean"][0] for model in models(output))
 
 
+def dumped(clone: Path) -> None:
+    """Write the checkpoint that several blocks begin with, which one training makes."""
+    kept = clone.parent / "dumps"
+    if not kept.exists():
+        succeeded(shell((f"NPROC=1 ./run.sh dump{SHORT}",), clone))
+        (clone / "dumps").rename(kept)
+    shutil.copytree(kept, clone / "dumps", symlinks=True)
+
+
 def trains_then_tests(lines: Lines, clone: Path) -> None:
     # The second command of the block runs the tests, as test_run_sh.py shows.
     assert lines == ("./run.sh", "./run.sh test")
-    trains(lines[:1], clone)
+    trains_shortly(lines[:1], clone)
 
 
 def trains_shortly(lines: Lines, clone: Path) -> None:
@@ -160,13 +171,25 @@ def meets_other_machines(lines: Lines, clone: Path) -> None:
     assert f"{launch}--nproc_per_node=2 " in succeeded(shell(lines, clone, PRINT_LAUNCH="1"))
 
 
+class WithoutFiles(BaseHTTPRequestHandler):
+    """A mirror without the file, after which none is asked again."""
+
+    def do_GET(self) -> None:
+        """Answer that it is not there."""
+        self.send_error(404)
+
+
 def reaches_the_download(lines: Lines, clone: Path) -> None:
     name = shlex.split(lines[0])[2]
-    # One process, for a second one would wait for seconds whether the mistake is its machine's alone.
-    result = shell(lines, clone, MOVIELENS_MIRROR="http://127.0.0.1:9/", NPROC="1")
+    with HTTPServer(("127.0.0.1", 0), WithoutFiles) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        mirror = f"http://127.0.0.1:{server.server_port}/"
+        # One process, for a second one would wait for seconds whether the mistake is its machine's alone.
+        result = shell(lines, clone, MOVIELENS_MIRROR=mirror, NPROC="1")
+        server.shutdown()
     assert result.returncode != 0
     said = result.stdout + result.stderr
-    assert f"http://127.0.0.1:9/{name}.zip" in said
+    assert f"{mirror}{name}.zip" in said
     assert "--dataset synthetic" in said
     assert not (clone / "data" / name).exists()
 
@@ -209,7 +232,7 @@ def begins_where_there_is_no_checkpoint(lines: Lines, clone: Path) -> None:
 
 def replays_and_recommends(lines: Lines, clone: Path) -> None:
     train, *others = lines
-    output = succeeded(shell((f"{train} --epochs 3 --batch_size 512", *others), clone))
+    output = succeeded(shell((f"{train} --epochs 3 --batch_size 62", *others), clone))
     # 24 steps an epoch: 24, 48, 50 and 72.
     assert len(list((clone / "dumps").glob("delta-*"))) == 4
     trained, loaded = models(output)
@@ -226,7 +249,8 @@ def compacts(lines: Lines, clone: Path) -> None:
 
 
 def recommends(lines: Lines, clone: Path) -> None:
-    assert RANKED.search(succeeded(shell((f"NPROC=1 ./run.sh dump{SHORT}", *lines), clone)))
+    dumped(clone)
+    assert RANKED.search(succeeded(shell(lines, clone)))
     *_, program = blocks(README, "python")
     (clone / "score.py").write_text(program)
     scores, best = run_python("score.py", clone)
@@ -244,7 +268,8 @@ def recommends(lines: Lines, clone: Path) -> None:
 
 
 def scores_all_users(lines: Lines, clone: Path) -> None:
-    output = succeeded(shell((f"NPROC=1 ./run.sh dump{SHORT}", *lines), clone))
+    dumped(clone)
+    output = succeeded(shell(lines, clone))
     found = pandas.read_parquet(clone / "recs.parquet")
     assert f"scored {found['user_id'].nunique()} users in " in output
     assert found.groupby("user_id")["rank"].apply(list).map(lambda ranks: ranks == [*range(1, 21)]).all()
@@ -253,7 +278,8 @@ def scores_all_users(lines: Lines, clone: Path) -> None:
 def scores_elsewhere(lines: Lines, clone: Path) -> None:
     """By the numbers of `ServedModel`."""
     command = lines[1].replace(".venv/bin/python", sys.executable)
-    output = succeeded(shell((f"NPROC=1 ./run.sh dump{SHORT}", lines[0], command), clone))
+    dumped(clone)
+    output = succeeded(shell((lines[0], command), clone))
     values = json.loads(shlex.split(command)[-1])
     wanted = ServedModel.open(clone / "dumps", model=make_model).score(values).tolist()
     found = [float(word) for word in output.splitlines()[-1].strip("[]").split()]
@@ -324,7 +350,7 @@ def writes_a_report(lines: Lines, clone: Path) -> None:
 
 
 def compares_runs(lines: Lines, clone: Path) -> None:
-    output = succeeded(shell((f"{lines[0]} --batch_size 512", *lines[1:]), clone))
+    output = succeeded(shell((f"{lines[0]} --batch_size 62", *lines[1:]), clone))
     # Of the 24 of an epoch, three are warm-up.
     assert "profile of 20 steps" in output
     assert "| runs " not in output
@@ -438,7 +464,7 @@ def names_what_is_there(lines: Lines, clone: Path) -> None:
 # By the first line of a block; a block that stands in two documents runs once.
 def trains_on_a_disk(lines: Lines, clone: Path) -> None:
     # The tables of few ratings fit the documented budget.
-    small = " --batch_size 32 --memory_budget 150kB"
+    small = " --batch_size 32 --memory_budget 75kB"
     # One process, which waits for no other in each of its steps.
     output = succeeded(shell((f"{lines[0]}{SHORT}{small}",), clone, NPROC="1"))
     assert models(output)

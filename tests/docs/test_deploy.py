@@ -137,7 +137,7 @@ def image(built: Image, tmp_path: Path) -> Image:
 
 def _copy(source: Path, target: Path) -> None:
     if source.is_dir():
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.pyc"))
     else:
         shutil.copy2(source, target)
 

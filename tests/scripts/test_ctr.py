@@ -132,24 +132,21 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     found = Trained(request.param, tmp_path_factory.mktemp("trained"))
     found.script.write(found.folder / "log")
     more = ("--save_dir", found.folder / "dumps", "--report_dir", found.folder / "report")
-    succeeded(torchrun(2, *found.flags, *DUMPING, *more))
+    assert "to the best possible (0." in succeeded(torchrun(2, *found.flags, *DUMPING, *more))
     return found
 
 
-def test_one_and_two_processes_learn_the_same_and_three_load_the_checkpoint_of_two(
-    trained: Trained, tmp_path: Path
-) -> None:
-    one = python(*trained.flags, "--epochs", 1, "--batch_size", 512, "--report_dir", tmp_path)
-    assert "to the best possible (0." in succeeded(one)
+# test_any_ranks.py compares trainings on one and more processes.
+@pytest.mark.parametrize("trained", ["mmoe"], indirect=True)
+def test_three_processes_load_the_checkpoint_of_two(trained: Trained) -> None:
     found = metrics_of(trained.folder / "report", trained.script)
-    # Rounding differs from processor to processor, and an AUC changes by 1.4e-6 if it swaps two events.
-    assert found == pytest.approx(metrics_of(tmp_path, trained.script), abs=5e-6)
     loaded = succeeded(torchrun(3, *trained.flags, "--load", "--save_dir", trained.folder / "dumps"))
     row = re.search(r"^\| this model, step [^|]*\|(.*)\|$", loaded, re.MULTILINE)
     assert row is not None, loaded
     assert [*map(float, row[1].split("|"))] == pytest.approx([*found.values()], abs=1e-4)
 
 
+@pytest.mark.parametrize("trained", ["dlrm"], indirect=True)
 def test_a_resumed_training_equals_an_uninterrupted_one(trained: Trained, tmp_path: Path) -> None:
     dumps = trained.folder / "dumps"
     base, *_, last = sorted(dumps.glob("step-*"))

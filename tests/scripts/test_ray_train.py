@@ -35,24 +35,31 @@ def in_group(folder: Path, ranks: int, stop_after: int, *flags: Any) -> tuple[li
     return read_json(folder / "results.json"), output
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.fixture(scope="module")
+def of_two(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], str]:
+    """Results and output of a training on two ranks of the calling program."""
+    folder = tmp_path_factory.mktemp("two")
+    flags = ("--data_path", synthetic_folder, *FLAGS, "--num_workers", 1)
+    return in_group(folder, 2, 0, *flags, "--save_dir", folder / "dumps")
+
+
 def test_a_process_group_of_the_calling_program_is_used_and_stays(
-    synthetic_folder: Path, tmp_path: Path, ranks: int
+    synthetic_folder: Path, tmp_path: Path, of_two: tuple[list[Any], str]
 ) -> None:
     # One rank with what a preset sets, as on the command line.
-    preset = FLAGS if ranks == 2 else ()
-    flags = ("--data_path", synthetic_folder, *preset, "--epochs", 3, "--num_workers", 1)
-    alone = succeeded(torchrun(ranks, EXAMPLE, *flags))
-    results, output = in_group(tmp_path, ranks, 0, *flags, "--save_dir", tmp_path / "dumps")
-    assert [(found["status"], found["keeps_print"]) for found in results] == [(0, True)] * ranks
-    assert all(found["metrics"] == results[0]["metrics"] for found in results)
-    # The same losses and metrics as under torchrun.
+    flags = ("--data_path", synthetic_folder, "--epochs", 3, "--num_workers", 1)
+    alone = succeeded(python(EXAMPLE, *flags))
+    of_one = in_group(tmp_path, 1, 0, *flags, "--save_dir", tmp_path / "dumps")
+    for ranks, (results, _) in ((1, of_one), (2, of_two)):
+        assert [(found["status"], found["keeps_print"]) for found in results] == [(0, True)] * ranks
+        assert all(found["metrics"] == results[0]["metrics"] for found in results)
+    # The same losses and metrics as on the command line.
     assert len(validated(alone)) == 3
-    assert validated(output) == validated(alone)
+    assert validated(of_one[1]) == validated(alone)
 
 
 def test_the_function_trains_under_torchrun_and_where_only_variables_tell_the_ranks(
-    synthetic_folder: Path, tmp_path: Path
+    synthetic_folder: Path, tmp_path: Path, of_two: tuple[list[Any], str]
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys\nfrom ray_train import train_worker\ntrain_worker(sys.argv[1:])\n")
@@ -70,7 +77,7 @@ def test_the_function_trains_under_torchrun_and_where_only_variables_tell_the_ra
     with ThreadPoolExecutor(2) as pool:
         first, _ = pool.map(task, range(2))
     assert len(validated(launched)) == 3
-    assert validated(first) == validated(launched)
+    assert validated(first) == validated(launched) == validated(of_two[1])
 
 
 @pytest.fixture
@@ -135,7 +142,7 @@ def test_a_mistake_is_said_before_ray_starts(words: tuple[object, ...], sentence
 
 
 def test_a_thread_ends_with_a_checkpoint_on_request_and_goes_on(
-    synthetic_folder: Path, tmp_path: Path
+    synthetic_folder: Path, tmp_path: Path, of_two: tuple[list[Any], str]
 ) -> None:
     flags = ("--data_path", synthetic_folder, *FLAGS, "--save_dir", tmp_path / "dumps")
     stopped, output = in_group(tmp_path, 2, 1, *flags)
@@ -143,8 +150,7 @@ def test_a_thread_ends_with_a_checkpoint_on_request_and_goes_on(
     assert "stopped by a signal at step" in output
     assert [len(found["metrics"]) for found in stopped] == [1, 1]
     finished, _ = in_group(tmp_path, 2, 0, *flags)
-    whole, _ = in_group(tmp_path, 2, 0, *flags[:-1], tmp_path / "others")
-    assert stopped[0]["metrics"] + finished[0]["metrics"] == whole[0]["metrics"]
+    assert stopped[0]["metrics"] + finished[0]["metrics"] == of_two[0][0]["metrics"]
 
 
 def test_print_is_found_by_its_name_whoever_replaced_it(monkeypatch: pytest.MonkeyPatch) -> None:

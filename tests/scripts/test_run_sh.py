@@ -31,13 +31,14 @@ EXTRAS = tuple(
 SETTINGS = ("NPROC", "NNODES", "RDZV_ENDPOINT", "MAX_RESTARTS", "VARIANT", "PYTHON", "STACK")
 OWN_VARIABLES = (*SETTINGS, "OMP_NUM_THREADS", "CDPATH")
 
-# Every call becomes one line, its arguments joined by "|". FAKE_PIP says what happens to an installation.
+# Every call becomes one line, its arguments joined by "|". FAKE_PIP says what happens to an installation, and
+# CHECKED that flags are those of the example.
 FAKE_PYTHON = r"""#!/usr/bin/env bash
 case "$1" in
   -V) echo "Python ${FAKE_VERSION:-3.11.7}"; exit ;;
   -c) [[ -z "${FAKE_OLD:-}" ]]; exit ;;
   -m)
-    if [[ "$2" == recsuite.config ]]; then exec "$REAL_PYTHON" "$@"; fi
+    if [[ "$2" == recsuite.config ]]; then [[ -n "${CHECKED:-}" ]] && exec "$REAL_PYTHON" "$@"; exit 0; fi
     if [[ "$2" == recsuite.tools.choose_script ]]; then echo "$FAKE_COMMAND"; exit; fi
     ;;
 esac
@@ -120,6 +121,12 @@ def copy(tmp_path: Path) -> Copy:
     environment["PATH"] = f"{commands}{os.pathsep}{environment['PATH']}"
     environment |= {"CALLS": str(tmp_path / "calls"), "REAL_PYTHON": sys.executable}
     return Copy(folder, environment)
+
+
+@pytest.fixture
+def checked(copy: Copy) -> None:
+    """Have the flags checked as in a clone."""
+    copy.environment["CHECKED"] = "1"
 
 
 # --- setup ---
@@ -319,6 +326,7 @@ def test_the_gpus_decide_the_processes_unless_nproc_does(
     assert f"--nproc_per_node={processes}|" in launch(copy)
 
 
+@pytest.mark.usefixtures("checked")
 @pytest.mark.parametrize("subcommand", [(), ("train",)])
 def test_flags_pass_through_unchanged(copy: Copy, subcommand: tuple[str, ...]) -> None:
     copy.run(*subcommand, "--report_dir", "my  report *", "--epochs", "2")
@@ -369,12 +377,14 @@ def test_restarts_without_resume_print_a_notice(copy: Copy) -> None:
     assert "run.sh: without --resume each of MAX_RESTARTS=3 starts from the beginning\n" in err
 
 
+@pytest.mark.usefixtures("checked")
 def test_a_bad_flag_stops_before_anything_is_installed_or_launched(copy: Copy) -> None:
     _, err = copy.run("--epochs", "0", status=2)
     assert err == "example.py: --epochs must be between 1 and 1,000,000, got 0.\n"
     assert copy.calls() == []
 
 
+@pytest.mark.usefixtures("checked")
 @pytest.mark.parametrize("flag", ["--help", "--help_all", "-h"])
 def test_help_among_the_flags_prints_them_and_launches_nothing(copy: Copy, flag: str) -> None:
     out, _ = copy.run("train", flag)
@@ -382,6 +392,7 @@ def test_help_among_the_flags_prints_them_and_launches_nothing(copy: Copy, flag:
     assert copy.calls() == []
 
 
+@pytest.mark.usefixtures("checked")
 def test_it_works_from_another_folder_and_keeps_that_folder(copy: Copy, tmp_path: Path) -> None:
     elsewhere = tmp_path / "else where"
     elsewhere.mkdir()
@@ -483,6 +494,7 @@ def test_the_doctor_is_one_process_with_the_environment_of_a_rank(
     assert copy.calls("torch.distributed.run") == []
 
 
+@pytest.mark.usefixtures("checked")
 def test_the_doctor_refuses_the_flags_that_train_refuses(copy: Copy) -> None:
     _, err = copy.run("doctor", "--train", status=2)
     assert err == "example.py: --doctor and --train cannot be used together.\n"

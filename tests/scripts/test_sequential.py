@@ -38,7 +38,7 @@ def test_it_ends_with_a_user_history_and_the_predicted_next_items(
 
 
 def test_two_epochs_learn_the_order_and_the_taste_of_synthetic_users(tmp_path: Path) -> None:
-    write_synthetic(tmp_path / "ratings", 30_000, seed=0)
+    write_synthetic(tmp_path / "ratings", 15_000, seed=0)
     # The batches are those of the default in proportion to the data.
     flags = ("--data_path", tmp_path / "ratings", "--report_dir", tmp_path, "--batch_size", 300)
     output = succeeded(python(SEQUENTIAL, "--block", "hstu", "--epochs", 2, "--train", *flags))
@@ -47,7 +47,7 @@ def test_two_epochs_learn_the_order_and_the_taste_of_synthetic_users(tmp_path: P
     assert share_in(output) > 0.6
 
 
-def test_three_ranks_load_a_checkpoint_of_two_with_the_same_metrics(
+def test_one_process_loads_a_checkpoint_of_two_with_the_same_metrics(
     synthetic_folder: Path, tmp_path: Path
 ) -> None:
     data = ("--data_path", synthetic_folder, "--save_dir", tmp_path / "dumps")
@@ -57,7 +57,7 @@ def test_three_ranks_load_a_checkpoint_of_two_with_the_same_metrics(
     check_end(said)
     assert [*(tmp_path / "dumps").iterdir()]
     last = next(line for line in said.splitlines() if line.startswith("| this model, epoch"))
-    loaded = succeeded(torchrun(3, SEQUENTIAL, "--load", *data))
+    loaded = succeeded(python(SEQUENTIAL, "--load", *data))
     again = next(line for line in loaded.splitlines() if line.startswith("| this model, step"))
     assert again.split("|")[2:4] == last.split("|")[2:4]
     check_end(loaded)

@@ -29,7 +29,8 @@ SOCKET, SERVE = "launches", "--serve"
 PYTHON = """#!/usr/bin/env bash
 case "${{PRINT_LAUNCH:+$*}}" in *recsuite.extras.launcher\\ --nnodes=*) exec echo "$*" ;; esac
 case "$*" in
-  *recsuite.extras.launcher\\ * | *example.py\\ *) exec "{python}" -S "{script}" "{clone}" "$@" ;;
+  *recsuite.extras.launcher\\ * | *recsuite.extras.retrain\\ * | *example.py\\ * | *plan.py\\ *)
+    exec "{python}" -S "{script}" "{clone}" "$@" ;;
 esac
 exec "{python}" "$@"
 """
