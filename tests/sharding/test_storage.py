@@ -267,7 +267,7 @@ def test_storage_that_a_device_or_a_table_does_not_have_is_refused(
 
 
 def write_sparse_ratings(folder: Path, number: int, users: int, movies: int) -> None:
-    """Write few ratings of many users and movies: small numbers are popular, and each user has few ratings."""
+    """Write few ratings of many users and movies, of which small numbers are popular."""
     draw = np.random.default_rng(0)
     user, movie = ((draw.random(number) ** 1.5 * most).astype(int) + 1 for most in (users, movies))
     pairs = np.unique(np.stack([user, movie], axis=1), axis=0)

@@ -40,9 +40,9 @@ def test_a_script_trains_the_same_model_on_any_number_of_processes(
 ) -> None:
     one = found[1][name]
     for ranks, reports in found.items():
-        if name not in reports:
+        other = reports.get(name)
+        if other is None:
             continue
-        other = reports[name]
         assert other["world_size"] == ranks
         assert other["config"] == {**one["config"], "report_dir": other["config"]["report_dir"]}
         for before, after in zip(one["epochs"], other["epochs"], strict=True):
