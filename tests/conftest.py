@@ -92,6 +92,14 @@ def synthetic_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A synthetic data set of 5,000 ratings."""
+    folder = tmp_path_factory.mktemp("data") / "small"
+    write_synthetic(folder, 5_000, seed=0)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def context() -> Iterator[RuntimeContext]:
     """This process as the only rank."""

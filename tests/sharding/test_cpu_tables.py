@@ -49,8 +49,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 
 @pytest.fixture(scope="module")
-def config(synthetic_folder: Path) -> Config:
-    return Config.of(data_path=str(synthetic_folder), batch_size=1024, epochs=1, history=3)
+def config(small_folder: Path) -> Config:
+    return Config.of(data_path=str(small_folder), batch_size=256, epochs=1, history=3)
 
 
 @pytest.fixture(scope="module")

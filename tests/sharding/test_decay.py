@@ -150,10 +150,10 @@ CASES = [
     ids=[f"{type(rule).__name__} {maker.__name__} {tables}" for rule, maker, tables in CASES],
 )
 def test_every_row_learns_and_decays_as_if_each_step_had_shrunk_the_whole_table(
-    synthetic_folder: Path, rule: TableRule, maker: ModelMaker, cpu_tables: str
+    small_folder: Path, rule: TableRule, maker: ModelMaker, cpu_tables: str
 ) -> None:
     config = Config.of(
-        data_path=str(synthetic_folder), batch_size=512, history=3, weight_decay=2.0, epochs=2, mlp_dims=(8,)
+        data_path=str(small_folder), batch_size=128, history=3, weight_decay=2.0, epochs=2, mlp_dims=(8,)
     ).replaced(cpu_tables=cpu_tables)
     threads = torch.get_num_threads()
     context = init_runtime(config)
@@ -193,10 +193,10 @@ def test_every_row_learns_and_decays_as_if_each_step_had_shrunk_the_whole_table(
     assert unknown == [float(train_state.row_scale)] * (32 if maker is make_model else WIDTHS["movie"])
 
 
-def test_the_decay_of_the_second_pass_is_divided_by_two_to_the_power(synthetic_folder: Path) -> None:
+def test_the_decay_of_the_second_pass_is_divided_by_two_to_the_power(small_folder: Path) -> None:
     config = Config.of(
-        data_path=str(synthetic_folder),
-        batch_size=512,
+        data_path=str(small_folder),
+        batch_size=128,
         weight_decay=2.0,
         decay_power=1.0,
         epochs=2,

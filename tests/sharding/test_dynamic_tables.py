@@ -17,7 +17,7 @@ POLICIES = ("lru continuous", "lru roundrobin", "lru hash")
 # A training, and the same with a pipeline that asks ahead.
 AHEAD = (("lru continuous", "lru ahead"), ("growing", "growing ahead"))
 # With TorchRec's modules, and with the vectorised tables.
-IMPLEMENTATIONS = (("torchrec", "lru roundrobin"), ("torchrec growing ahead", "growing ahead"))
+IMPLEMENTATIONS = (("torchrec ahead", "lru roundrobin"), ("torchrec growing", "growing"))
 Found = dict[str, dict[int, Any]]
 
 
@@ -30,7 +30,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     for num_ranks in (1, 2, 3):
         path = folder / f"{num_ranks}.json"
         script = SUPPORT / "dynamic_ranks.py"
-        succeeded(torchrun(num_ranks, script, path, folder / "ratings", 600, timeout=170))
+        succeeded(torchrun(num_ranks, script, path, folder / "ratings", 900, timeout=170))
         for training, result in read_json(path).items():
             results[training][num_ranks] = result
     return results

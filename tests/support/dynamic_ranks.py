@@ -25,17 +25,21 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "lru roundrobin": {"distribution": "roundrobin", **TIGHT},
     "lru hash": {"distribution": "hash", **TIGHT},
     "lru ahead": {"pipeline": "sparse_dist", **TIGHT},
-    "torchrec": {"cpu_tables": "torchrec", "distribution": "roundrobin", **TIGHT},
+    "torchrec ahead": {
+        "cpu_tables": "torchrec",
+        "pipeline": "sparse_dist",
+        "distribution": "roundrobin",
+        **TIGHT,
+    },
     "lfu": {"eviction": "lfu", "half_life": "5", "ttl": "40", **TIGHT},
     "none": {"eviction": "none", **TIGHT},
     "growing": {"capacity": "64", "max_load_factor": 0.5, "max_growth": 32},
     "growing ahead": {"capacity": "64", "max_load_factor": 0.5, "max_growth": 32, "pipeline": "sparse_dist"},
-    "torchrec growing ahead": {
+    "torchrec growing": {
         "cpu_tables": "torchrec",
         "capacity": "64",
         "max_load_factor": 0.5,
         "max_growth": 32,
-        "pipeline": "sparse_dist",
     },
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.launch import started
+from tests.support.launch import SUPPORT, started
 
 ROOT = Path("/sys/fs/cgroup")
 
@@ -42,12 +43,14 @@ def memory_group(limit: int) -> Iterator[tuple[Path, str]]:
 
 
 def run_within(limit: int, command: list[str], **options: Any) -> tuple[int, str, int]:
-    """Run a command with at most so many bytes; return its status, its output and its most bytes of memory
+    """Run a script with at most so many bytes; return its status, its output and its most bytes of memory
     without files.
+
+    What was imported before a fork counts for the process that imported it.
     """
     with memory_group(limit) as (group, name):
-        enter = ["sh", "-c", f'echo $$ > {group / "cgroup.procs"} && exec "$@"', "sh"]
-        with started([*enter, *command], real=True, **options) as process:
+        enter = [sys.executable, str(SUPPORT / "entered.py"), str(group)]
+        with started([*enter, *command], **options) as process:
             most, deadline = 0, time.monotonic() + 600
             while process.poll() is None:
                 stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())

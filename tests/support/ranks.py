@@ -57,8 +57,6 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
         found["losses"][f"{pipeline} {num_workers}"] = losses
         found["tests"][f"{pipeline} {num_workers}"] = metrics
         found["sums"] = sums
-    ranking = train_both_ways(columns, config.replaced(task="ranking", epochs=1), context)
-    found["ranking losses"] = {pipeline: result["losses"] for pipeline, result in ranking.items()}
     found["rules"] = train_rules(columns, config.replaced(epochs=1), context)
     found["widths"] = train_widths(config, context)
     found["learned weights"] = train_learned_weights(columns, config, context)
@@ -76,7 +74,9 @@ def train_rules(columns: Any, config: Config, context: RuntimeContext) -> dict[s
 
     # As large as they can be: after few steps a wrong sum over the ranks must show.
     rules = (SGD(4.0), Adagrad(0.1), Adam(0.05), RowWiseAdam(0.05))
-    return {rule.name: train_all(columns, config, context, rule, several_widths)[::2] for rule in rules}
+    return {
+        rule.name: train_all(columns, config, context, rule, several_widths, False)[::2] for rule in rules
+    }
 
 
 def train_widths(config: Config, context: RuntimeContext) -> dict[str, Any]:
@@ -92,43 +92,40 @@ def train_widths(config: Config, context: RuntimeContext) -> dict[str, Any]:
         found[ids] = {}
         for tables in ("vectorised", "torchrec"):
             chosen = of_ids.replaced(cpu_tables=tables)
-            ((losses,), *_) = train_all(columns, chosen, context, maker=several_widths)
+            ((losses,), *_) = train_all(columns, chosen, context, None, several_widths, False)
             found[ids][tables] = losses
     return found
 
 
 def train_learned_weights(columns: Any, config: Config, context: RuntimeContext) -> dict[str, Any]:
-    """The losses, by pipeline, and the metrics of a ranking that learns how much items of a history count."""
+    """The losses, and `optimizer_sums`, by pipeline, of a ranking that learns weights of a history."""
     from recsuite.config import sections
 
     # Of 480 events: a group has events of two ranks, whether there are two or three.
     in_batch_negatives, sections.IN_BATCH_NEGATIVES = sections.IN_BATCH_NEGATIVES, 96
     flags = {"history_weights": "learned", "mlp_dims": (), "batch_size": 480}
-    found = train_both_ways(columns, config.replaced(task="ranking", epochs=1, **flags), context)
+    config, found = config.replaced(task="ranking", epochs=1, **flags), {}
+    for pipeline in ("plain", "sparse_dist"):
+        chosen = config.replaced(pipeline=pipeline)
+        losses, _, sums = train_all(columns, chosen, context, evaluates=False)
+        found[pipeline] = {"losses": losses, "sums": sums}
     sections.IN_BATCH_NEGATIVES = in_batch_negatives
     return found
 
 
 def train_sequence(config: Config, ids: str, context: RuntimeContext) -> dict[str, Any]:
-    """The losses and metrics, by pipeline and of TorchRec's tables, of a model of sequences."""
+    """The losses and metrics of a model of sequences, plain, and with TorchRec's pipeline and tables."""
     from recsuite.datasets.preparation.cache import open_columns
     from recsuite.runtime.process import once_per_node
 
     flags = {"history": 10, "negatives": 64, "embedding_dim": 8, "split": "leave_one_out", "vocabulary": ids}
     config = config.replaced(task="sequence", epochs=1, **flags)
     columns = once_per_node(context, lambda: open_columns(config), deadline=60)[context.rank]
-    losses, metrics, _ = train_all(columns, config.replaced(cpu_tables="torchrec"), context)
-    of_torchrec = {"losses": losses, "metrics": metrics}
-    return {**train_both_ways(columns, config, context), "torchrec": of_torchrec}
-
-
-def train_both_ways(columns: Any, config: Config, context: RuntimeContext) -> dict[str, Any]:
-    """The losses, the metrics and `optimizer_sums` of a training, by pipeline."""
-    found: dict[str, Any] = {}
-    for pipeline in ("plain", "sparse_dist"):
-        losses, metrics, sums = train_all(columns, config.replaced(pipeline=pipeline), context)
-        found[pipeline] = {"losses": losses, "metrics": metrics, "sums": sums}
-    return found
+    of_torchrec = config.replaced(cpu_tables="torchrec", pipeline="sparse_dist")
+    return {
+        name: dict(zip(("losses", "metrics"), train_all(columns, chosen, context), strict=False))
+        for name, chosen in (("plain", config.replaced(pipeline="plain")), ("torchrec", of_torchrec))
+    }
 
 
 def build(
@@ -157,7 +154,12 @@ def evaluate_fresh(columns: Any, config: Config, context: RuntimeContext) -> Any
 
 
 def train_all(
-    columns: Any, config: Config, context: RuntimeContext, rule: Any = None, maker: Any = None
+    columns: Any,
+    config: Config,
+    context: RuntimeContext,
+    rule: Any = None,
+    maker: Any = None,
+    evaluates: bool = True,
 ) -> tuple[list[list[float]], Any, dict[str, float]]:
     """The loss of every step of every epoch, the metrics of the trained model, and `optimizer_sums`."""
     from recsuite.training.evaluation import make_evaluator
@@ -165,14 +167,14 @@ def train_all(
     from tests.support.steps import train_epoch
 
     train_state, feed = build(columns, config, context, rule, maker)
-    evaluator = make_evaluator(feed, columns, config, context)
-    losses = []
+    losses, metrics = [], None
     with feed.loader:
         for epoch in range(config.training.epochs):
             position = Progress(0, epoch)
             found = train_epoch(train_state, feed, position, config.training, context)
             losses.append(found.tolist())
-        metrics = evaluator.test(train_state.model, epoch).values
+        if evaluates:
+            metrics = make_evaluator(feed, columns, config, context).test(train_state.model, epoch).values
     return losses, metrics, optimizer_sums(train_state)
 
 
@@ -200,8 +202,8 @@ def optimizer_sums(train_state: Any) -> dict[str, float]:
 def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) -> dict[str, Any]:
     """Ranks by initial weights of a standard deviation, and the vectors that they come from.
 
-    "listed" is the number of lists with each movie, by split. "vectors" are, for each split, D lists: number
-    d of user, movie, user, movie, and so on.
+    "listed" is the number of lists with each movie, by split. "vectors" are of one rank alone and, for each
+    split, D lists: number d of user, movie, user, movie, and so on.
     """
     import numpy as np
     import torch
@@ -211,7 +213,7 @@ def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) 
     from recsuite.training.evaluation import RankingEvaluator, in_order
 
     # Some movies in a block, and some users at once, so that there are many of both.
-    config = config.replaced(task="ranking", batch_size=96)
+    config = config.replaced(task="ranking", batch_size=240)
     evaluation.SCORES_AT_ONCE, sharding.INIT_STD, usual = 2**13, std, sharding.INIT_STD
     train_state, feed = build(columns, config, context)
     sharding.INIT_STD = usual
@@ -222,14 +224,14 @@ def rank_all(columns: Any, config: Config, context: RuntimeContext, std: float) 
         for split, counts in listed.items()
     }
     vectors = {}
-    for split in ("validation", "test", "catalogue"):
+    for split in ("validation", "test", "catalogue") if context.world_size == 1 else ():
         with torch.no_grad():
             outputs = [train_state.model(batch.to(context.device)).output for batch in feed.batches(split, 0)]
         numbers = torch.stack(outputs).unbind(dim=-1)
         both = 2 * len(columns.range_of(split))
         # Contiguous, as nccl wants what it gathers.
         flat = [number.flatten(1).contiguous() for number in numbers]
-        vectors[split] = [in_order(number, both, 2 * 96, context).tolist() for number in flat]
+        vectors[split] = [in_order(number, both, 2 * 240, context).tolist() for number in flat]
     lists = {split: counts.tolist() for split, counts in listed.items()}
     return {"ranks": ranks, "listed": lists, "vectors": vectors}
 

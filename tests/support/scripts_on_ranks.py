@@ -1,4 +1,4 @@
-"""Program of each rank of a launch in `test_any_ranks.py`: scripts_on_ranks.py FOLDER.
+"""Program of each rank of a launch in `test_any_ranks.py`: scripts_on_ranks.py FOLDER NAMES.
 
 Runs each of the scripts as its command line does, with the process group of the launch for all of them.
 FOLDER has their data, and gets a report of each.
@@ -20,7 +20,7 @@ DYNAMIC = ("--vocabulary", "dynamic", "--capacity", "2000")
 # Name, script and flags of each training. All but three have the batch that the number of events gives.
 SCRIPTS = {
     "rating": ("example", "--epochs", "1"),
-    "stream": ("example", "--stream", "--window", "120d", *DYNAMIC, "--batch_size", "100"),
+    "stream": ("example", "--stream", "--window", "240d", *DYNAMIC, "--batch_size", "100"),
     # Items of a history add to their own scores.
     "ranking": ("example", "--task", "ranking", "--seen", "allow", "--epochs", "1", "--embedding_dim", "16"),
     # Two groups of negatives, which begin and end in the middle of a rank's events.
@@ -28,7 +28,7 @@ SCRIPTS = {
         *("retrieval", "--train", *DYNAMIC, "--seen", "allow", "--epochs", "1", "--batch_size", "301"),
     ),
     # Of eight ranks the last one has no events.
-    "few": ("example", "--task", "ranking", "--preset", "none", "--epochs", "1", "--batch_size", "20"),
+    "few": ("example", "--task", "ranking", "--preset", "none", "--epochs", "1", "--batch_size", "49"),
     "sequential": ("sequential", "--train", "--epochs", "1", "--embedding_dim", "16", "--negatives", "64"),
     "ctr": ("ctr", "--epochs", "1", "--embedding_dim", "8"),
     "multitask": ("multitask", "--epochs", "1", "--embedding_dim", "8"),
@@ -37,13 +37,14 @@ DATA = {"ctr": "clicks", "multitask": "shop"}
 
 
 def main() -> None:
-    """Run all scripts."""
+    """Run the scripts of the names."""
     folder, examples = Path(sys.argv[1]), Path(__file__).parents[2] / "example"
     sys.path.append(str(examples))
     # The name of the machine may have no address.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", timeout=timedelta(seconds=100))
-    for name, (script, *flags) in SCRIPTS.items():
+    for name in sys.argv[2:]:
+        script, *flags = SCRIPTS[name]
         data, report = folder / DATA.get(script, "ratings"), folder / f"{name} {dist.get_world_size()}"
         common = ("--data_path", str(data), "--report_dir", str(report), "--num_workers", "0")
         status = importlib.import_module(script).main([*flags, *common])

@@ -65,10 +65,10 @@ class Refusing(Repeated):
 
 
 @pytest.fixture
-def opened(synthetic_folder: Path, context: RuntimeContext) -> Iterator[tuple[Config, Data]]:
+def opened(small_folder: Path, context: RuntimeContext) -> Iterator[tuple[Config, Data]]:
     Repeated.captured = []
-    flags = {"batch_size": 500, "epochs": 2, "weight_decay": 0.15, "l2": 0.06, "cpu_tables": "torchrec"}
-    config = Config.of(data_path=str(synthetic_folder), **flags)
+    flags = {"batch_size": 250, "epochs": 2, "weight_decay": 0.15, "l2": 0.06, "cpu_tables": "torchrec"}
+    config = Config.of(data_path=str(small_folder), **flags)
     with open_data(config, context) as data:
         yield config, data
 

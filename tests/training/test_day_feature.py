@@ -30,7 +30,7 @@ SMALL = {
     "lr": 0.3,
     "epochs": 2,
     "embedding_dim": 8,
-    "batch_size": 2_000,
+    "batch_size": 500,
 }
 
 
@@ -40,9 +40,9 @@ def test_the_day_feature_cannot_be_used_with_a_stream() -> None:
 
 
 def test_a_served_model_scores_as_the_trained_one(
-    synthetic_folder: Path, context: RuntimeContext, tmp_path: Path
+    small_folder: Path, context: RuntimeContext, tmp_path: Path
 ) -> None:
-    config = Config.of(**SMALL, data_path=str(synthetic_folder), save_dir=str(tmp_path / "dumps"), dump=True)
+    config = Config.of(**SMALL, data_path=str(small_folder), save_dir=str(tmp_path / "dumps"), dump=True)
     with open_data(config, context) as data:
         columns = data.columns
         with checkpointing(columns, config, context) as checkpointer:
@@ -64,9 +64,9 @@ def test_a_served_model_scores_as_the_trained_one(
 
 
 def test_a_training_on_two_ranks_is_loaded_on_three_and_resumed_with_its_own_flags(
-    synthetic_folder: Path, tmp_path: Path
+    small_folder: Path, tmp_path: Path
 ) -> None:
-    data = ("--data_path", synthetic_folder, "--save_dir", tmp_path / "dumps")
+    data = ("--data_path", small_folder, "--save_dir", tmp_path / "dumps")
     flags = [word for name, value in SMALL.items() for word in (f"--{name}", value)]
     said = succeeded(torchrun(2, EXAMPLE, "--inc_dump", *flags, *data))
     last = next(line for line in said.splitlines() if line.startswith("| this model, "))

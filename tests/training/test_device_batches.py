@@ -98,8 +98,8 @@ def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=KINDS)
-def config(request: pytest.FixtureRequest, synthetic_folder: Path, own_folder: Path) -> Config:
-    folder = own_folder if request.param == "labels" else synthetic_folder
+def config(request: pytest.FixtureRequest, small_folder: Path, own_folder: Path) -> Config:
+    folder = own_folder if request.param == "labels" else small_folder
     return Config.of(**{"data_path": str(folder), "batch_size": 250, **KINDS[request.param]})
 
 
@@ -196,8 +196,8 @@ def test_columns_that_do_not_fit_stay_on_the_host(synthetic_folder: Path) -> Non
 
 
 @pytest.fixture
-def data(synthetic_folder: Path, context: RuntimeContext) -> Iterator[tuple[Config, Data]]:
-    config = Config.of(data_path=str(synthetic_folder), batch_size=500, epochs=2, cpu_tables="torchrec")
+def data(small_folder: Path, context: RuntimeContext) -> Iterator[tuple[Config, Data]]:
+    config = Config.of(data_path=str(small_folder), batch_size=250, epochs=2, cpu_tables="torchrec")
     with open_data(config, context) as opened:
         yield config, opened
 

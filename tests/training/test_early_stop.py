@@ -20,8 +20,8 @@ from tests.support.early_ranks import GLOBAL_BATCH_SIZE, PLANTED, STEPS_OF_AN_EP
 from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
 
 SCRIPT = SUPPORT / "early_ranks.py"
-NUM_RATINGS, NUM_TEST = 4000, 800
-NUM_TRAIN = 2880
+NUM_RATINGS, NUM_TEST = 2000, 400
+NUM_TRAIN = 1440
 # The test of the weights of epoch 2.
 BEST = {"rmse": 2, "weights_of": [2]}
 

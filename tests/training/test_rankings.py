@@ -156,6 +156,7 @@ def test_an_export_scores_as_its_checkpoint(trained: Trained, tmp_path: Path) ->
     assert torch.equal(again, model.score(values))
 
 
+@pytest.mark.beside
 def test_a_graph_scores_as_its_checkpoint_or_says_that_it_cannot(trained: Trained, tmp_path: Path) -> None:
     model, values = ServedModel.open(trained.folder, "latest", model=make_model), trained.values(50)
     onnx = GraphConfig(format="onnx")

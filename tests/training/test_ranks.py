@@ -17,7 +17,7 @@ from tests.support.launch import GPUS, SUPPORT, read_json, succeeded, torchrun
 
 # The three launches run within the first test.
 
-GLOBAL_BATCH_SIZE = 600
+GLOBAL_BATCH_SIZE = 900
 NUM_RATINGS, NUM_TRAIN = 5_000, 3_600
 NUM_STEPS = -(-NUM_TRAIN // GLOBAL_BATCH_SIZE)
 RANKS = SUPPORT / "ranks.py"
@@ -94,14 +94,6 @@ def test_tables_of_several_widths_learn_alike_by_either_step_on_1_2_and_3_ranks(
             np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
-def test_a_ranking_trains_with_both_pipelines_on_1_2_and_3_ranks(found: dict[int, Any]) -> None:
-    for results in found.values():
-        ((plain,), (pipelined,)) = results["ranking losses"].values()
-        np.testing.assert_allclose(plain, found[1]["ranking losses"]["plain"][0], rtol=1e-5)
-        np.testing.assert_allclose(pipelined, plain, rtol=1e-6)
-        assert np.mean(plain[-3:]) < np.mean(plain[:3])
-
-
 def test_learned_history_weights_learn_alike_with_both_pipelines_on_1_2_and_3_ranks(
     found: dict[int, Any],
 ) -> None:
@@ -111,6 +103,7 @@ def test_learned_history_weights_learn_alike_with_both_pipelines_on_1_2_and_3_ra
         plain, pipelined = (results["learned weights"][name] for name in ("plain", "sparse_dist"))
         np.testing.assert_allclose(plain["losses"], expected["losses"], rtol=1e-3)
         np.testing.assert_allclose(pipelined["losses"], plain["losses"], rtol=1e-6)
+        assert np.mean(plain["losses"][0][-3:]) < np.mean(plain["losses"][0][:3])
         assert plain["sums"] == pytest.approx(expected["sums"], rel=2e-3)
 
 
@@ -120,12 +113,9 @@ def test_sequence_models_learn_alike_with_both_pipelines_and_tables_on_1_2_and_3
 ) -> None:
     expected = found[1]["sequences"][ids]["plain"]
     for results in found.values():
-        plain, pipelined, other = (
-            results["sequences"][ids][name] for name in ("plain", "sparse_dist", "torchrec")
-        )
+        plain, other = (results["sequences"][ids][name] for name in ("plain", "torchrec"))
         assert plain["losses"][0][0] == pytest.approx(expected["losses"][0][0], abs=1e-5)
         np.testing.assert_allclose(plain["losses"], expected["losses"], rtol=1e-3)
-        np.testing.assert_allclose(pipelined["losses"], plain["losses"], rtol=1e-5)
         np.testing.assert_allclose(other["losses"], plain["losses"], rtol=1e-4)
         # A score that is rounded otherwise may be that of another place.
         assert plain["metrics"] == pytest.approx(expected["metrics"], abs=5e-3)

@@ -123,7 +123,7 @@ class Drawn:
 @pytest.mark.parametrize("seed", range(10))
 def test_a_table_agrees_with_a_dictionary_after_each_of_many_drawn_operations(seed: int) -> None:
     drawn = Drawn(seed)
-    for _ in range(100):
+    for _ in range(50):
         drawn.go()
 
 
