@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import multiprocessing
 import os
 import random
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from recsuite.datasets.source import locate
 from recsuite.errors import UserError
 from recsuite.files import parsed, sealed
 from tests.support.csv_ratings import Rating, write_ratings
+from tests.support.launch import started, wait_for
 
 
 @pytest.fixture
@@ -309,7 +311,7 @@ def test_damage_of_any_kind_is_repaired_or_changes_nothing(
     config = parsed_once
     whole = open_columns(config)
     before = contents(Path(whole.folder))
-    for seed in range(5):
+    for seed in range(3):
         chance = random.Random(seed)
         path = Path(whole.folder) / chance.choice(sorted(before))
         damage(chance, Path(whole.folder), path)
@@ -419,21 +421,26 @@ def test_a_folder_that_forbids_writing_is_left_alone(folder: Path, monkeypatch: 
         folder.chmod(0o755)
 
 
-def _open(folder: str, start: object, results: object) -> None:
-    start.wait(30)  # type: ignore[attr-defined]
-    results.put(open_columns(Config.of(data_path=folder)).folder)  # type: ignore[attr-defined]
+OPENING = """
+import sys
+from recsuite.config.config import Config
+from recsuite.datasets.preparation.cache import open_columns
+print("ready", flush=True)
+sys.stdin.readline()
+print(open_columns(Config.of(data_path=sys.argv[1])).folder)
+"""
 
 
 def test_two_launches_at_once_share_one_set_of_columns(folder: Path) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    start, results = spawn.Barrier(2), spawn.Queue()
-    processes = [spawn.Process(target=_open, args=(str(folder), start, results)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    found = {results.get(timeout=300) for _ in processes}
-    for process in processes:
-        process.join(timeout=150)
-        assert process.exitcode == 0
+    command = [sys.executable, "-c", OPENING, str(folder)]
+    with started(command, stdin=subprocess.PIPE) as one, started(command, stdin=subprocess.PIPE) as other:
+        for process in (one, other):
+            wait_for(process, "ready")
+        for process in (one, other):
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        found = {process.communicate(timeout=150)[0].splitlines()[-1] for process in (one, other)}
     assert len(found) == 1
     assert len([*(folder / ".columns").glob("time-*")]) == 1
 

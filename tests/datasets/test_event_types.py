@@ -211,13 +211,24 @@ def test_the_cart_counts_more_than_views_and_is_served_as_it_was_tested(trained:
     assert served["ndcg_at_10"] == pytest.approx(measured["ndcg_at_10"], abs=1e-6)
 
 
-def test_each_way_to_a_score_adds_the_same_for_an_item_of_the_history(trained: Path, tmp_path: Path) -> None:
+HISTORY: dict[str, list[Any]] = {
+    "history": [["i3", "unknown", "i1", "i2", "i4", "i2"], []],
+    "history_ratings": [["buy", "buy", "view", "view", "view", "cart"], []],
+    "history_ages": [[900, 800, 4, 3, 2, 1], []],
+}
+
+
+@pytest.mark.beside
+def test_an_onnx_graph_adds_the_same_for_an_item_of_the_history(trained: Path, tmp_path: Path) -> None:
     model = ServedModel.open(trained / "dumps", model=make_model)
-    history: dict[str, list[Any]] = {
-        "history": [["i3", "unknown", "i1", "i2", "i4", "i2"], []],
-        "history_ratings": [["buy", "buy", "view", "view", "view", "cart"], []],
-        "history_ages": [[900, 800, 4, 3, 2, 1], []],
-    }
+    write_export(model.snapshot, tmp_path / "exported", extras=[GraphConfig(format="onnx")])
+    asked = {name: given * 2 for name, given in HISTORY.items()} | {"item": ["i2", "i2", "i3", "i9"]}
+    again = importlib.import_module("onnx_client").Client(tmp_path / "exported").score(asked)
+    np.testing.assert_allclose(again, model.score(asked).numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_each_way_to_a_score_adds_the_same_for_an_item_of_the_history(trained: Path, tmp_path: Path) -> None:
+    model, history = ServedModel.open(trained / "dumps", model=make_model), HISTORY
     found, _ = listed = model.recommend(history, 500, exclude=None)
     assert found[0][0] == "i2"
     for item, score in [*found[:3], *found[-3:], *(each for each in found if each[0] in ("i1", "i3"))]:
@@ -233,18 +244,13 @@ def test_each_way_to_a_score_adds_the_same_for_an_item_of_the_history(trained: P
     chain = ModelChain(model, model, num_candidates=20, weight=0.5)
     doubled = [score for _, score in chain.recommend(history, 3, exclude=None)[0]]
     assert doubled == pytest.approx([1.5 * score for _, score in found[:3]], abs=1e-5)
-    onnx = GraphConfig(format="onnx")
-    write_export(model.snapshot, tmp_path / "exported", extras=[onnx])
-    asked = {name: given * 2 for name, given in history.items()} | {"item": ["i2", "i2", "i3", "i9"]}
-    again = importlib.import_module("onnx_client").Client(tmp_path / "exported").score(asked)
-    np.testing.assert_allclose(again, model.score(asked).numpy(), rtol=1e-5, atol=1e-5)
     # Nothing is added where an item of the history cannot be chosen.
     excluded = dataclasses.replace(model.snapshot.schema, seen="exclude", event_types=())
     features = [each for each in model.snapshot.features if each.name in ("user", "item", "history")]
     args = Config.of(task="ranking", history=50, history_weights="learned").model
     assert make_model(ModelData(excluded, features, history=50), args).own_items is None
     # A checkpoint from before there were such numbers is served without them.
-    snapshot, folder = model.snapshot, tmp_path / "exported"
+    snapshot, folder = model.snapshot, tmp_path
     kept = {name: each for name, each in snapshot.manifest.tensors.items() if "own_items" not in name}
     assert len(snapshot.manifest.tensors) > len(kept)
     before = dataclasses.replace(snapshot.manifest, tensors=kept)

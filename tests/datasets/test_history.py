@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,12 @@ class Member(NamedTuple):
 
 
 History = list[Member]
+
+
+@functools.cache
+def in_memory(folder: str, name: str) -> np.ndarray:
+    array: np.ndarray = np.load(Path(folder) / f"{name}.npy")
+    return array
 
 
 @pytest.fixture(params=["time", "random", "leave_one_out"])
@@ -81,7 +88,7 @@ def histories(columns: Columns, config: Config, split: str, ranks: int = 1) -> d
 def earlier(columns: Columns, position: int) -> list[int]:
     """By brute force: positions of the earlier events of the user that may be in its history, by time."""
     num_known = columns.num_train + columns.num_validation
-    events, time = columns.column("rows"), columns.column("time")
+    events, time = in_memory(columns.folder, "rows"), in_memory(columns.folder, "time")
     is_known = np.arange(len(time)) < (columns.num_train if position < num_known else num_known)
     mine = is_known & (events["user"] == events["user"][position]) & (time < time[position])
     return sorted(np.flatnonzero(mine).tolist(), key=lambda place: int(time[place]))
@@ -89,8 +96,8 @@ def earlier(columns: Columns, position: int) -> list[int]:
 
 def expected(columns: Columns, position: int) -> History:
     """By brute force, the oldest first."""
-    events, time = columns.column("rows"), columns.column("time")
-    rows = columns.column("movie_features")["features"][:, 0]
+    events, time = in_memory(columns.folder, "rows"), in_memory(columns.folder, "time")
+    rows = in_memory(columns.folder, "movie_features")["features"][:, 0]
     last = earlier(columns, position)[-LENGTH:]
     return [
         Member(

@@ -243,10 +243,16 @@ def test_ranks_share_the_events_of_one_rank_step_by_step(config: Config, split: 
     columns = open_columns(config)
     whole = EventBatches(columns, config, 0, 1)
     # 7 and 100 do not divide a batch, and of 100 ranks most have none of its events.
-    for world_size in (2, 3, 7, 100):
+    last = whole.num_steps(split) - 1
+    for world_size, steps in (
+        (2, range(last + 1)),
+        (3, range(last + 1)),
+        (7, range(last + 1)),
+        (100, {0, last}),
+    ):
         parts = [EventBatches(columns, config, rank, world_size) for rank in range(world_size)]
         assert {part.num_steps(split) for part in parts} == {whole.num_steps(split)}
-        for step in range(whole.num_steps(split)):
+        for step in steps:
             request = Request(split, 1, step)
             joined = [each for part in parts for each in read_in(part, request)]
             assert joined == [*read_in(whole, request)]

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ launcher.PATIENCE = launcher.MEETING_SECONDS = 0.5
 launcher.start_watchdog(["--dump", "--timeout", "1"])
 {what}
 """
-FREE = "for _ in range(40): time.sleep(0.1)\nprint('ended by itself')"
+FREE = "for _ in range(30): time.sleep(0.1)\nprint('ended by itself')"
 # A lock that is never opened, asked for in a way that Python does not interrupt.
 HELD = """
 import ctypes
@@ -98,6 +99,25 @@ with contextlib.suppress(ValueError), peers.Heartbeat(1, 0).within("joining the 
 time.sleep(1 + 3 * peers.BEAT_SECONDS)
 print("told why")
 """
+STOPS = """
+import os, signal, subprocess
+from recsuite.extras.launcher import __main__ as launcher
+launcher.STOPPED_SECONDS = 0.5
+launcher.start_watchdog(["--timeout", "1"])
+child = subprocess.Popen(["sleep", "60"])
+child.send_signal(signal.SIGSTOP)
+print(child.wait())
+"""
+SCRIPTS = {
+    "call": (CALL,),
+    "failed": (FAILED,),
+    "alone": (SHELL, HEAD + ALONE),
+    "held": (STUCK.format(what=HELD),),
+    "free": (STUCK.format(what=FREE),),
+    "stops": (STOPS,),
+}
+
+Ended = dict[str, subprocess.CompletedProcess[str]]
 
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -105,8 +125,15 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
-def test_a_hanging_call_ends_the_rank_with_a_message_and_its_stack() -> None:
-    result = run(CALL)
+@pytest.fixture(scope="module")
+def ended() -> Ended:
+    """The scripts by name, which ran at the same time: they wait most of theirs."""
+    with ThreadPoolExecutor(len(SCRIPTS)) as pool:
+        return dict(zip(SCRIPTS, pool.map(lambda words: run(*words), SCRIPTS.values()), strict=True))
+
+
+def test_a_hanging_call_ends_the_rank_with_a_message_and_its_stack(ended: Ended) -> None:
+    result = ended["call"]
     assert result.returncode == 1
     assert result.stderr.endswith("example.py: joining the other ranks took longer than --timeout 1\n")
     assert "line 7, in <module>" in result.stderr
@@ -130,13 +157,13 @@ def test_a_store_that_accepts_and_never_answers_ends_the_rank_with_a_message(
     assert "in open_store" in result.stderr
 
 
-def test_a_rank_with_an_exception_has_time_to_report_it() -> None:
-    result = run(FAILED)
+def test_a_rank_with_an_exception_has_time_to_report_it(ended: Ended) -> None:
+    result = ended["failed"]
     assert (result.returncode, result.stdout) == (0, "told why\n"), result.stderr
 
 
-def test_a_rank_that_torchrun_did_not_start_outlives_its_parent() -> None:
-    result = run(SHELL, HEAD + ALONE)
+def test_a_rank_that_torchrun_did_not_start_outlives_its_parent(ended: Ended) -> None:
+    result = ended["alone"]
     # The pipe is open as long as the rank lives.
     assert result.stdout == "continues\n"
 
@@ -151,15 +178,15 @@ def test_a_rank_whose_launcher_died_before_it_could_ask_ends() -> None:
     assert "its launcher is gone" in output
 
 
-def test_a_launcher_inside_a_call_that_does_not_return_is_ended() -> None:
-    result = run(STUCK.format(what=HELD))
+def test_a_launcher_inside_a_call_that_does_not_return_is_ended(ended: Ended) -> None:
+    result = ended["held"]
     assert result.returncode == 1
     assert "for the machine with the rendezvous, which may be cut off; this launcher ends" in result.stderr
     assert "in <module>" in result.stderr
 
 
-def test_a_launcher_that_polls_is_not_ended() -> None:
-    result = run(STUCK.format(what=FREE))
+def test_a_launcher_that_polls_is_not_ended(ended: Ended) -> None:
+    result = ended["free"]
     assert (result.returncode, result.stdout) == (0, "ended by itself\n"), result.stderr
 
 
@@ -180,18 +207,7 @@ def test_a_launcher_that_is_stopped_for_too_long_is_ended_and_one_that_continues
         assert "the launcher was stopped for --timeout 1 seconds" in process.stderr.read()
 
 
-STOPS = """
-import os, signal, subprocess
-from recsuite.extras.launcher import __main__ as launcher
-launcher.STOPPED_SECONDS = 0.5
-launcher.start_watchdog(["--timeout", "1"])
-child = subprocess.Popen(["sleep", "60"])
-child.send_signal(signal.SIGSTOP)
-print(child.wait())
-"""
-
-
-def test_a_rank_that_is_stopped_for_too_long_is_ended_by_its_launcher() -> None:
-    result = run(STOPS)
+def test_a_rank_that_is_stopped_for_too_long_is_ended_by_its_launcher(ended: Ended) -> None:
+    result = ended["stops"]
     assert result.stdout == f"{-signal.SIGKILL}\n"
     assert "was stopped for --timeout 1 seconds, and is ended" in result.stderr

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import functools
 import html
 import inspect
 import json
 import re
 import runpy
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -57,33 +56,6 @@ raise SystemExit(serve.main(model=make_model))
 VALUES: dict[str, list[Any]] = {"user": [1, 2, 3, -7] * 50, "movie": [*range(1, 201)]}
 
 
-@contextlib.contextmanager
-def serving(
-    save_dir: Path, *flags: str, said: list[str] | None = None, script: Path = SERVE
-) -> Iterator[Any]:
-    """A client of a running service; said: gets its lines until it serves."""
-    command = [
-        sys.executable,
-        str(script),
-        "--save_dir",
-        str(save_dir),
-        "--port",
-        "0",
-        "--checkpoint",
-        "latest",
-    ]
-    command += flags
-    with started(command, real=True, env=ENV) as process:
-        assert process.stdout is not None
-        lines = [] if said is None else said
-        while not (line := process.stdout.readline()).startswith("serving "):
-            assert line
-            lines.append(line)
-        assert "http://127.0.0.1:" in line
-        with httpx.Client(base_url=line.split()[-1], timeout=60, trust_env=False) as client:
-            yield client
-
-
 @dataclasses.dataclass
 class Service:
     """A client of a running service, the lines until it served, and the folder that it follows."""
@@ -95,12 +67,58 @@ class Service:
 
 @pytest.fixture(scope="module")
 def service(trained_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service of a script with a model of its own, without the data of the training."""
+    """A service of a script with a model of its own, without the data of the training.
+
+    It was started before the first checkpoint, and refused connections until then.
+    """
     folder, said = tmp_path_factory.mktemp("service"), list[str]()
-    save_dir = copied(trained_folder / "dumps", folder / "dumps", 2)
+    save_dir, address = folder / "dumps", f"http://127.0.0.1:{(port := free_port())}"
+    save_dir.mkdir()
     (folder / "own.py").write_text(OWN_SCRIPT)
-    with serving(save_dir, said=said, script=folder / "own.py") as client:
+    flags = ["--save_dir", str(save_dir), "--port", str(port), "--checkpoint", "latest"]
+    with (
+        started([sys.executable, str(folder / "own.py"), *flags], real=True, env=ENV) as process,
+        httpx.Client(base_url=address, timeout=60, trust_env=False) as client,
+    ):
+        assert process.stdout is not None
+        wait_for(process, "waiting for the first checkpoint")
+        with pytest.raises(httpx.ConnectError):
+            client.get("/health")
+        publish_state(trained_folder / "dumps", 8, save_dir)
+        while not (line := process.stdout.readline()).startswith("serving "):
+            assert line
+            said.append(line)
+        assert line.split()[-1] == address
         yield Service(client, said, save_dir)
+
+
+@contextlib.contextmanager
+def main_in_a_thread(*flags: str) -> Iterator[Any]:
+    """A client of serve.py in a thread of this process, which follows no later checkpoint."""
+    servers, end = list[Any](), threading.Event()
+    make = serve.server_of
+
+    def kept(app: Any) -> Any:
+        servers.append(make(app))
+        return servers[-1]
+
+    with (
+        mock.patch.object(serve, "server_of", kept),
+        mock.patch.object(followers, "follow", side_effect=lambda *_: end.wait()),
+    ):
+        thread = threading.Thread(target=serve.main, args=([*flags, "--port", "0"],), daemon=True)
+        thread.start()
+        try:
+            wait_until(lambda: servers and servers[0].started)
+            host, port = servers[0].servers[0].sockets[0].getsockname()
+            with httpx.Client(base_url=f"http://{host}:{port}", timeout=60, trust_env=False) as client:
+                yield client
+        finally:
+            end.set()
+            for server in servers:
+                server.should_exit = True
+            thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_a_script_serves_a_model_of_its_own(service: Service) -> None:
@@ -110,17 +128,17 @@ def test_a_script_serves_a_model_of_its_own(service: Service) -> None:
 
 
 def test_each_answer_under_load_is_that_of_the_step_that_it_names(
-    trained_folder: Path, tmp_path: Path
+    service: Service, trained_folder: Path
 ) -> None:
-    dumps = trained_folder / "dumps"
-    save_dir = copied(dumps, tmp_path / "dumps", 2)
-    steps = [2, 4, 6, 8, 10, 12, 14, 16]
+    dumps, client = trained_folder / "dumps", service.client
+    # Deltas, and a full checkpoint at the end.
+    steps = [8, 10, 12, 14, 16]
     models = {step: ServedModel.open(state(dumps, step), model=make_model) for step in steps}
     scores = {step: model.score(VALUES).tolist() for step, model in models.items()}
     items = {step: [[*each] for each in model.recommend([1], 5)[0]] for step, model in models.items()}
     answers: list[tuple[str, dict[str, Any]]] = []
 
-    def load(client: Any) -> None:
+    def load() -> None:
         for path, name, body in (
             ("/score", "scores", VALUES),
             ("/recommend", "items", {"users": [1], "k": 5}),
@@ -129,9 +147,9 @@ def test_each_answer_under_load_is_that_of_the_step_that_it_names(
             assert reply.status_code == 200, reply.text
             answers.append((name, reply.json()))
 
-    with serving(save_dir) as client, meanwhile(functools.partial(load, client), 2):
+    with meanwhile(load, 2):
         for step in steps[1:]:
-            publish_state(dumps, step, save_dir)
+            publish_state(dumps, step, service.save_dir)
             deadline = time.monotonic() + 300
             while (health := client.get("/health").json())["step"] < step:
                 assert time.monotonic() < deadline
@@ -197,18 +215,13 @@ def test_an_answer_lists_unknown_ids_and_requests_are_limited(service: Service) 
     assert client.get("/health").status_code == 200
 
 
-def test_missing_packages_are_reported_with_the_install_command(tmp_path: Path) -> None:
-    hidden = "import sys; sys.modules['uvicorn'] = None; import serve; sys.exit(serve.main(['--port', '0']))"
-    ended = subprocess.run(
-        [sys.executable, "-c", hidden],
-        env={"PYTHONPATH": str(ROOT / "example"), "PATH": ""},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ended.returncode == 2
-    assert "serve.py requires uvicorn, which is not installed. Fix: pip install uvicorn" in ended.stderr
+def test_missing_packages_are_reported_with_the_install_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert serve.main(["--port", "0"]) == 2
+    said = capsys.readouterr().err
+    assert "serve.py requires uvicorn, which is not installed. Fix: pip install uvicorn" in said
 
 
 def test_a_request_is_repeated_after_a_concurrent_delta_and_blocks_further_deltas() -> None:
@@ -247,25 +260,13 @@ def test_a_request_that_fails_by_a_change_of_model_is_repeated_once(is_newer: bo
     assert asked == [0, 1][: 1 + is_newer]
 
 
-def test_the_port_opens_with_the_first_model_and_a_used_port_is_refused(
-    trained_folder: Path, tmp_path: Path
-) -> None:
+def test_a_used_port_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = str(taken.getsockname()[1])
-        command = [sys.executable, str(SERVE), "--save_dir", str(tmp_path), "--port", port]
-        refused = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=120)
-        assert refused.returncode == 2
-        assert f"Cannot bind 127.0.0.1:{port}: " in refused.stderr
-        assert refused.stderr.count("\n") == 1
-    # Another one: whoever asks the system for any may get what was just left.
-    command[-1] = port = str(free_port())
-    with started(command, real=True, env=ENV) as process:
-        wait_for(process, "waiting for the first checkpoint")
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False)
-        publish_state(trained_folder / "dumps", 8, tmp_path)
-        wait_for(process, "serving ")
-        assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).json()["step"] == 8
+        assert serve.main(["--save_dir", str(tmp_path), "--port", port]) == 2
+    said = capsys.readouterr().err
+    assert f"Cannot bind 127.0.0.1:{port}: " in said
+    assert said.count("\n") == 1
 
 
 def test_a_server_without_the_data_of_the_training_names_the_missing_features(
@@ -284,7 +285,7 @@ def test_command_line_http_and_python_recommend_and_score_the_same(
     trained_folder: Path, synthetic_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_dir, data = trained_folder / "dumps", str(synthetic_folder)
-    with serving(save_dir, "--data_path", data, "--checkpoint", "best") as client:
+    with main_in_a_thread("--save_dir", str(save_dir), "--data_path", data) as client:
         (served,) = client.post("/recommend", json={"users": [1], "k": 5}).json()["items"]
         step = client.get("/health").json()["step"]
         pairs = {"user": [1] * 5, "movie": [item for item, _ in served]}

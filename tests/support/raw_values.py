@@ -27,10 +27,18 @@ def raw_test_values(data: Path) -> dict[str, list[Any]]:
 
 def raw_histories(columns: Columns) -> dict[str, list[Any]]:
     """The histories of the test ratings, with their ratings."""
-    histories = [history_of(columns, place) for place in columns.range_of("test")]
+    # Of a movie that no training rating has, nothing is known.
+    movies = [None, *json.loads((Path(columns.folder) / VOCABULARY).read_bytes())["movie"]]
+    begins, held = columns.column("test_history_offsets"), columns.column("test_history")
+    ratings = np.ascontiguousarray(held[:, 1]).view(np.float32)
+    rows = columns.column("rows")[columns.range_of("test").start :]
+    parts = [
+        slice(max(begins[row["user"]], row["history_end"] - FLAGS.data.history), row["history_end"])
+        for row in rows
+    ]
     return {
-        "history": [movies for movies, _ in histories],
-        "history_ratings": [ratings for _, ratings in histories],
+        "history": [[movies[row] for row in held[part, 0]] for part in parts],
+        "history_ratings": [ratings[part].tolist() for part in parts],
     }
 
 
@@ -67,15 +75,3 @@ def raw_lists(columns: Columns) -> dict[str, list[list[object]]]:
         "history": [[movies[row] for row in held[part, 0]] for part in parts],
         "history_ratings": [ratings[part].tolist() for part in parts],
     }
-
-
-def history_of(columns: Columns, place: int) -> tuple[list[int | None], list[float]]:
-    folder = Path(columns.folder)
-    row = columns.column("rows")[place]
-    begin, end = np.load(folder / "test_history_offsets.npy", mmap_mode="r")[row["user"]], row["history_end"]
-    rows, bits = np.load(folder / "test_history.npy", mmap_mode="r")[
-        max(begin, end - FLAGS.data.history) : end
-    ].T
-    # Of a movie that no training rating has, nothing is known.
-    names = [None, *json.loads((folder / VOCABULARY).read_bytes())["movie"]]
-    return [names[row] for row in rows], np.ascontiguousarray(bits).view(np.float32).tolist()

@@ -18,7 +18,7 @@ from tests.support.launch import python, succeeded
 from tests.support.memory import memory, planted_columns
 
 MIB = 2**20
-EPOCHS = 4
+EPOCHS = 3
 
 
 @functools.cache

@@ -169,7 +169,7 @@ def test_a_server_of_forks_that_is_gone_is_named(tmp_path: Path) -> None:
 
 
 def test_a_closed_pool_refuses_a_pass() -> None:
-    pool = make_pool(Numbers())
+    pool = make_pool(Numbers(), mp_context="forkserver")
     batches = pool.batches(range(10))
     pool.close()
     for use in (lambda: next(batches), lambda: pool.batches(range(10))):
@@ -182,7 +182,7 @@ def test_the_memory_of_the_ring_is_freed_with_the_last_batch() -> None:
         return Path("/proc/self/maps").read_text().count("memfd:batches")
 
     before = num_mappings()
-    pool = make_pool(Numbers())
+    pool = make_pool(Numbers(), mp_context="forkserver")
     values, _ = next(pool.batches(range(4)))
     pool.close()
     assert num_mappings() == before + 1
@@ -269,12 +269,12 @@ def test_a_failing_worker_is_shown_on_one_screen(
 
 
 def test_a_silent_worker_is_named_with_its_stack() -> None:
-    error, seconds = fail("sleep", timeout=3)
+    error, seconds = fail("sleep", timeout=1, mp_context="forkserver")
     assert isinstance(error, WorkerSilentError)
-    assert f"Nothing for 3 s from data worker {FAILING_STEP % 2} of rank 3 (pid " in str(error)
+    assert f"Nothing for 1 s from data worker {FAILING_STEP % 2} of rank 3 (pid " in str(error)
     assert "sources.py" in str(error)
     assert "--worker_timeout" in str(error)
-    assert 3 <= seconds < 7 * PATIENCE
+    assert 1 <= seconds < 5 * PATIENCE
 
 
 @pytest.mark.parametrize("fault", ["interrupt", "terminate"])
@@ -410,7 +410,7 @@ def test_closing_is_quick_and_complete_in_the_middle_of_a_pass(monkeypatch: pyte
 
 
 def test_a_stuck_worker_is_ended_within_the_deadline() -> None:
-    pool = make_pool(Numbers("sleep"))
+    pool = make_pool(Numbers("sleep"), mp_context="forkserver")
     batches = pool.batches(range(100))
     for _ in range(FAILING_STEP):
         next(batches)
@@ -421,7 +421,7 @@ def test_a_stuck_worker_is_ended_within_the_deadline() -> None:
 
 
 def test_an_unreferenced_pool_ends_its_workers() -> None:
-    pool = make_pool(Numbers())
+    pool = make_pool(Numbers(), mp_context="forkserver")
     pids = pool.pids
     del pool
     gc.collect()
@@ -439,7 +439,6 @@ def test_pools_leave_no_descriptor_and_no_shared_memory(method: str) -> None:
     # The first starts what Python keeps: its resource tracker, its fork server.
     use()
     descriptors, names = shared_memory.num_descriptors(), shared_memory.names()
-    for _ in range(2):
-        use()
+    use()
     assert shared_memory.num_descriptors() == descriptors
     shared_memory.check_nothing_stays(names)

@@ -91,7 +91,7 @@ def test_a_launch_rebuilds_columns_once_for_all_ranks_modes_and_restarts(config:
     assert said.count(" opened ") == 8
     assert said.count(AGAIN) == 1
     # Another launch is another matter.
-    assert succeeded(torchrun(2, "--max_restarts=1", script, config.data.data_path)).count(AGAIN) == 1
+    assert succeeded(torchrun(1, "--max_restarts=1", script, config.data.data_path)).count(AGAIN) == 1
 
 
 @pytest.mark.parametrize("mode", ["--doctor", "--recommend --user 5", "--export served"])

@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import os
 import signal
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +28,7 @@ from recsuite.datasets.tables.sections import (
     UserColumn,
 )
 from recsuite.errors import UserError
+from tests.support.launch import started
 from tests.support.tables import write
 
 SCHEMA = TableSchema(
@@ -163,7 +163,7 @@ def test_an_error_of_the_disk_gives_one_message(tmp_path: Path, monkeypatch: pyt
 def test_the_next_read_removes_only_leftovers_of_killed_reads(tmp_path: Path) -> None:
     write_day(tmp_path, 20)
     # While a part is made, which lies beside its name until it is whole.
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)]) as child:
+    with started([sys.executable, "-c", KILLED, str(tmp_path)]) as child:
         assert child.wait(60) == -signal.SIGKILL
     (folder,) = (tmp_path / ".columns/parts").iterdir()
     assert len([*folder.glob(f".*.{child.pid}*")]) == 2
