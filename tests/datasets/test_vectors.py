@@ -236,7 +236,7 @@ def test_ranks_train_the_same_projection(tmp_path: Path, context: RuntimeContext
     flags = [*write(tmp_path, items()), "--epochs", "2", "--batch_size", "240"]
     config = parse_args(flags)
     with open_data(config, context) as data:
-        alone = loop.Training(data, config, context).run(make_model)
+        alone = loop.Training(data, config, context).run(make_model, make_loss)
     # Three do not divide the items.
     succeeded(torchrun(3, EXAMPLE, *flags, "--report_dir", tmp_path))
     found = read_json(tmp_path / "metrics.json")["test"]
