@@ -35,7 +35,7 @@ from tests.support.planted_model import differing, write_step
 from tests.support.published import reseal
 from tests.support.trained import Trained, resume
 
-FORGERIES = int(os.environ.get("FORGERIES", "8"))
+FORGERIES = int(os.environ.get("FORGERIES", "20"))
 SEED = int(os.environ.get("FORGERY_SEED", "0"))
 DUMP, DELTA = "step-000000001", "delta-000000003"
 PART = "part-00001.safetensors"
