@@ -137,25 +137,25 @@ def trained(original: Trained, tmp_path: Path) -> Trained:
 
 
 @pytest.fixture(scope="session")
-def trained_folder(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder that two ranks of `states.py` wrote: "dumps", and "predictions.npz"."""
+def states_folder(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder in which two ranks of `states.py` wrote those of the next two fixtures."""
 
     def make(folder: Path) -> None:
-        files = (folder / "predictions.npz", synthetic_folder, folder / "dumps")
-        succeeded(torchrun(2, SUPPORT / "states.py", *files, timeout=150))
+        succeeded(torchrun(2, SUPPORT / "states.py", synthetic_folder, folder, timeout=300))
 
-    return shared_folder(tmp_path_factory, "trained", make)
+    return shared_folder(tmp_path_factory, "states", make)
 
 
 @pytest.fixture(scope="session")
-def dynamic_folder(synthetic_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder that two ranks of `states.py` wrote of dynamic tables: "dumps", and "predictions.npz"."""
+def trained_folder(states_folder: Path) -> Path:
+    """Folder with the "dumps" of a training, and "predictions.npz" of each."""
+    return states_folder / "vocabulary"
 
-    def make(folder: Path) -> None:
-        files = (folder / "predictions.npz", synthetic_folder, folder / "dumps")
-        succeeded(torchrun(2, SUPPORT / "states.py", *files, "dynamic", timeout=250))
 
-    return shared_folder(tmp_path_factory, "dynamic", make)
+@pytest.fixture(scope="session")
+def dynamic_folder(states_folder: Path) -> Path:
+    """Folder with the "dumps" of a training with dynamic tables, and "predictions.npz" of each."""
+    return states_folder / "dynamic"
 
 
 @pytest.fixture(scope="session")

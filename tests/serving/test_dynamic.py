@@ -58,13 +58,14 @@ def test_scores_equal_those_of_the_training(dynamic_folder: Path, values: dict[s
 def test_deltas_applied_in_place_equal_opening_the_checkpoint_again(
     dumps: Path, values: dict[str, list[Any]]
 ) -> None:
+    few = {name: given[:500] for name, given in values.items()}
     for base, steps in ((0, (2, 4, 6)), (8, (10, 12, 14))):
         model = ServedModel.open(state(dumps, base), model=make_model)
         for step in steps:
             assert model.apply(state(dumps, step))
             assert not model.apply(state(dumps, step))
             anew = ServedModel.open(state(dumps, step), model=make_model)
-            assert torch.equal(model.score(values), anew.score(values))
+            assert torch.equal(model.score(few), anew.score(few))
             assert model.recommend([1, 2, 3]) == anew.recommend([1, 2, 3])
 
 

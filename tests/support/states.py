@@ -1,8 +1,8 @@
-"""Program of each rank of a launch in `trained_folder` and `dynamic_folder`:
-python states.py RESULTS DATA SAVE_DIR [dynamic].
+"""Program of each rank of the launch in `states_folder`: python states.py DATA FOLDER.
 
 It trains with deltas, then loads every checkpoint and predicts the test ratings with the
-sharded model. RESULTS gets an array for each step, float32 [test ratings].
+sharded model, of usual and of dynamic tables. FOLDER gets "dumps" and "predictions.npz" of each, with an
+array for each step, float32 [test ratings].
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ def main() -> None:
 
     from example import train
 
-    results, data, save_dir, *dynamic = sys.argv[1:]
-    config = FLAGS.replaced(data_path=data, save_dir=save_dir, **(TIGHT if dynamic else {}))
-    context = init_runtime(config)
-    train(config, context)
-    found = predict_all(config, context)
+    data, folder = sys.argv[1], Path(sys.argv[2])
+    context = init_runtime(FLAGS)
+    for name, flags in (("vocabulary", {}), ("dynamic", TIGHT)):
+        config = FLAGS.replaced(data_path=data, save_dir=str(folder / name / "dumps"), **flags)
+        train(config, context)
+        found = predict_all(config, context)
+        if context.rank == 0:
+            np.savez(folder / name / "predictions.npz", **found)
     cleanup_runtime()
-    if context.rank == 0:
-        np.savez(results, **found)
 
 
 def predict_all(config: Config, context: RuntimeContext) -> dict[str, Any]:
