@@ -19,6 +19,7 @@ from torch import nn
 from example import make_model
 from recsuite.config.parser import parse_args
 from recsuite.config.sections import CheckpointConfig
+from recsuite.datasets.preparation.vocabulary import Buckets
 from recsuite.errors import UserError
 from recsuite.extras.graph.flags import GraphConfig
 from recsuite.extras.graph.graph import example_of, input_of, write_graph
@@ -249,7 +250,9 @@ def test_features_of_any_name_and_kind_are_encoded_alike_in_training_checkpoints
     model = ServedModel.open(dumps, model=make_model)
     tables = {name.split(".")[1] for name in model.snapshot.manifest.tensors if name.startswith("tables.")}
     assert tables >= {"user", "item", "history", *NAMES} - {"training", "pop"}
-    edges = model.snapshot.encodings["age"].edges
+    age = model.snapshot.encodings["age"]
+    assert isinstance(age, Buckets)
+    edges = age.edges
     asked: dict[str, list[Any]] = {name: ["v0", None, "v2", "unseen", "v1"] for name in NAMES}
     asked |= {
         "user": [1, 2, -1, 3, 4],
