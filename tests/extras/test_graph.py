@@ -250,9 +250,9 @@ def test_features_of_any_name_and_kind_are_encoded_alike_in_training_checkpoints
     model = ServedModel.open(dumps, model=make_model)
     tables = {name.split(".")[1] for name in model.snapshot.manifest.tensors if name.startswith("tables.")}
     assert tables >= {"user", "item", "history", *NAMES} - {"training", "pop"}
-    encoding = model.snapshot.encodings["age"]
-    assert isinstance(encoding, Buckets)
-    edges = encoding.edges
+    age = model.snapshot.encodings["age"]
+    assert isinstance(age, Buckets)
+    edges = age.edges
     asked: dict[str, list[Any]] = {name: ["v0", None, "v2", "unseen", "v1"] for name in NAMES}
     asked |= {
         "user": [1, 2, -1, 3, 4],

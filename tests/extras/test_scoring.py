@@ -259,6 +259,7 @@ def test_a_damaged_record_of_a_job_is_named_and_the_job_starts_anew(
         capsys.readouterr()
         assert begin(folder, batch.job()) == partial
         assert f"{partial / JOB} is damaged, as after a power cut" in capsys.readouterr().out
+    partial = begin(folder, batch.job())
     assert partial is not None
     batch.write(partial, 0, 1, lambda done: None)
     (partial / JOB).write_bytes(content)
