@@ -233,7 +233,7 @@ def test_a_projection_changes_predictions_of_new_items_alone(
 
 
 def test_ranks_train_the_same_projection(tmp_path: Path, context: RuntimeContext) -> None:
-    flags = [*write(tmp_path, items()), "--epochs", "2", "--batch_size", "240"]
+    flags = [*write(tmp_path, items()), "--preset", "none", "--epochs", "2", "--batch_size", "240"]
     config = parse_args(flags)
     with open_data(config, context) as data:
         alone = loop.Training(data, config, context).run(make_model, make_loss)
