@@ -9,7 +9,6 @@ import numpy as np
 import pandas
 import pyarrow
 import pytest
-from recsuite.datasets.metrics import finite
 
 import recsuite
 from example import make_loss, make_model
@@ -20,6 +19,7 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.extras.gaussian import gaussian_rows
 from recsuite.extras.guess.guessing import guess
+from recsuite.metrics import finite
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training import loop
 from recsuite.training.weights import project_rows
