@@ -83,9 +83,7 @@ def test_the_library_of_the_wheel_works_and_keeps_its_data_below_the_working_dir
         held.extractall(site)
     # Whoever installs into a folder of a project may have such a list of their own there.
     (site.parent / "requirements.txt").touch()
-    # Few events are read sooner than the loops of another copy are compiled.
-    env = {"PYTHONPATH": f"{site}", "NUMBA_DISABLE_JIT": "1"}
-    said = succeeded(python("-c", USE, cwd=work, env=env)).splitlines()
+    said = succeeded(python("-c", USE, cwd=work, env={"PYTHONPATH": f"{site}"})).splitlines()
     place, data = said[0], work / "data" / "synthetic-1000000-seed0-stationary"
     assert place == f"{site / 'recsuite'} None"
     assert said[1] == str(data)
