@@ -19,12 +19,12 @@ FLAGS = ("--batch_size", 120, "--embedding_dim", 16, "--history", 10, "--epochs"
 
 
 def test_two_epochs_learn_the_order_and_the_taste_of_synthetic_users(tmp_path: Path) -> None:
-    write_synthetic(tmp_path / "ratings", 15_000, seed=0)
+    write_synthetic(tmp_path / "ratings", 30_000, seed=0)
     # The batches are those of the default in proportion to the data.
     flags = ("--data_path", tmp_path / "ratings", "--report_dir", tmp_path, "--batch_size", 150)
     output = succeeded(python(RETRIEVAL, "--epochs", 2, "--train", *flags))
-    check_learned(read_json(tmp_path / "metrics.json"), 0.54)
-    assert share_in(output) > 0.54
+    check_learned(read_json(tmp_path / "metrics.json"), 0.6)
+    assert share_in(output) > 0.6
 
 
 @pytest.mark.parametrize(
