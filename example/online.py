@@ -18,7 +18,6 @@ from pathlib import Path
 
 import recsuite as rs
 from recsuite.errors import UserError
-from recsuite.extras.trainings import have_ended, newest, started, working_folder
 from recsuite.places import folder_at
 from recsuite.runtime.console import say
 from recsuite.training.progress import Progress, StreamProgress
@@ -47,6 +46,8 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
 
 def run(flags: argparse.Namespace, others: list[str]) -> int:
     """Train and serve in parallel, then compare."""
+    from recsuite.extras.trainings import have_ended, started, working_folder
+
     with working_folder("online-") as folder:
         save_dir = flags.save_dir or folder / "dumps"
         data: tuple[str, ...] = ("--data_path", str(flags.data_path or folder / "ratings"))
@@ -74,6 +75,7 @@ def run(flags: argparse.Namespace, others: list[str]) -> int:
 def serve(save_dir: Path, begun: Mapping[str, subprocess.Popen[bytes]]) -> Iterator[Progress]:
     """Serve each newer model of a training until its end; yield the progress of each."""
     from example import make_model
+    from recsuite.extras.trainings import newest
     from recsuite.training.stream import day
 
     for followers in newest(dict.fromkeys(begun, save_dir), begun, make_model):

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import recsuite as rs
 from recsuite.errors import UserError
-from recsuite.extras.trainings import newest, started, working_folder
 from recsuite.files import local
 from recsuite.runtime.console import say
 
@@ -57,6 +56,8 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
 
 def run(flags: argparse.Namespace, others: Sequence[str]) -> int:
     """Train and serve in parallel, then measure."""
+    from recsuite.extras.trainings import working_folder
+
     with working_folder("pipeline-") as folder:
         data_path, save_dir = flags.data_path or folder / "ratings", flags.save_dir or folder / "models"
         chain = serve(save_dir, ["--data_path", data_path, *(() if flags.data_path else WORLD), *others])
@@ -70,6 +71,7 @@ def serve(save_dir: Path, given: Sequence[object]) -> ModelChain:
     # It makes the models of both scripts.
     from example import make_model
     from recsuite.extras.chain.chain import ModelChain
+    from recsuite.extras.trainings import newest, started
 
     folders = {"retriever": save_dir / "retriever", "ranker": save_dir / "ranker"}
     commands = {

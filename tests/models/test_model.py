@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from example import RatingModel, make_model
+from example import RatingModel, make_loss, make_model
 from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.columns import Columns
@@ -131,14 +131,15 @@ def test_the_loss_is_the_mean_over_real_rows_with_the_decay_of_their_vectors(
     columns: Columns, config: Config, context: RuntimeContext
 ) -> None:
     config = config.replaced(l2=0.3)
-    model = build_train_state(columns, config, context, make_model).model.module
+    loss = make_loss(columns, config)
+    model = build_train_state(columns, config, context, make_model, loss).model.module
     batch = first_batch(columns, config, context)
     half = torch.zeros_like(batch.weights)
     half[: len(half) // 2] = 2
     with torch.no_grad():
-        loss, (predictions, squares) = model(dataclasses.replace(batch, weights=half))
+        mean, (predictions, squares) = model(dataclasses.replace(batch, weights=half))
     errors = (predictions - batch.labels) ** 2 + config.optimizer.l2 * squares
-    assert float(loss) == pytest.approx(float(errors[: len(half) // 2].mean()), rel=1e-5)
+    assert float(mean) == pytest.approx(float(errors[: len(half) // 2].mean()), rel=1e-5)
 
 
 def test_the_model_follows_the_table_of_features(columns: Columns) -> None:

@@ -395,7 +395,7 @@ def alone_modes() -> tuple[str, ...]:
 
 @functools.cache
 def serving_modes() -> tuple[str, ...]:
-    """Those of them that use the --checkpoint in --save_dir."""
+    """Modes that use the --checkpoint in --save_dir as a server does."""
     return ("export", *(mode for kind in hooks.sections().values() if kind.serves for mode in kind.modes))
 
 
