@@ -38,7 +38,7 @@ DEFAULTS = (
 )
 # Flags of other tasks.
 UNREAD = ("task", "block", "num_blocks", "num_heads", "dropout", "initial_rows", "l2", "stream")
-# Modules of `retrieve`.
+# Checked before a training whose end would fail.
 NEEDS = ("recsuite.extras.index", "recsuite.extras.recommend", "faiss")
 # Number of users for the comparison with exact search, the first of which is printed, and the minimum length
 # of their histories.

@@ -21,7 +21,7 @@ import recsuite as rs
 DEFAULTS = ("--task", "sequence", "--preset", "sequence", "--synthetic_ratings", "100000")
 # Flags of other tasks.
 UNREAD = ("task", "history_weights", "initial_rows", "l2", "stream")
-# Of `show_next`.
+# Checked before a training whose end would fail.
 NEEDS = ("recsuite.extras.recommend",)
 
 

@@ -102,9 +102,9 @@ def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
     hosts = hosts_of(flags.allowed_hosts, flags.host)
     with bound(flags.host, flags.port) as port:
         wait_for_first(flags.save_dir, flags.checkpoint)
-        accepts = flags.accept_changed_model
-        follower = retried(lambda: Follower(flags.save_dir, None, flags.checkpoint, model, accepts))
-        tell(follower.model, flags)
+        given = flags.checkpoint, model, flags.accept_changed_model, flags.data_path
+        follower = retried(lambda: Follower(flags.save_dir, None, *given))
+        say_what_is_missing(follower.model, flags)
         thread = threading.Thread(target=follow, args=(follower, threading.Event()), daemon=True)
         server = server_of(service(follower, thread.is_alive, hosts))
         thread.start()
@@ -115,12 +115,9 @@ def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
     return 0
 
 
-def tell(model: "ServedModel", flags: argparse.Namespace) -> None:
-    """Give the model the features and histories in --data_path; without it, print what the model lacks."""
+def say_what_is_missing(model: "ServedModel", flags: argparse.Namespace) -> None:
+    """Print what a model lacks without --data_path."""
     if flags.data_path:
-        from recsuite.serving.training_data import data_at
-
-        model.tell(data_at(model.snapshot, flags.data_path, str(flags.save_dir)).features)
         return
     from recsuite.serving.served import NO_HISTORY_WARNING
 

@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "ids": "errors",
     "compiled": "files",
     "time_buckets": "",
-    "metrics": "",
+    "metrics": "errors",
     "datasets": "errors files places config runtime workers ids time_buckets metrics compiled hooks",
     "models": "errors config datasets.schema compiled time_buckets",
     "sharding": "errors files config runtime datasets models ids compiled",
@@ -201,6 +201,8 @@ REFUSED = {
     "plan --help": "recsuite.extras.plan",
     "score --users all --output there": "recsuite.extras.scoring",
     "retrieval": "recsuite.extras.index",
+    "online": "recsuite.extras.trainings",
+    "pipeline": "recsuite.extras.trainings",
     "sequential": "recsuite.extras.recommend",
     "ctr --data_path log.tsv": "recsuite.extras.guess.writer",
 }

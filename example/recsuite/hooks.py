@@ -23,7 +23,6 @@ EXTRAS: Mapping[str, str] = {
     "leakage": "recsuite.extras.leakage",
     "names": "recsuite.extras.guess.names",
     "schema": "recsuite.extras.guess.writer",
-    "spread": "recsuite.extras.reports.spread",
     "stores": "recsuite.extras.stores.objects",
     "trackers": "recsuite.extras.reports.trackers",
     "urls": "recsuite.extras.stores.urls",
@@ -71,6 +70,11 @@ def extra(name: str) -> ModuleType:
         UserError: when this installation lacks the extra.
     """
     return required(EXTRAS[name])
+
+
+def optional(name: str) -> ModuleType | None:
+    """Import and return the module of an extra; return None if this installation lacks it."""
+    return _imported(EXTRAS[name])
 
 
 def required(name: str) -> ModuleType:

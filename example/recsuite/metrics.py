@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from recsuite.errors import printable
+
 # The K of HR@K and NDCG@K; --cutoffs adds others.
 TOP = 10
 # Name of a metric to its value, NaN if it is not defined.
@@ -37,6 +39,8 @@ SAMPLES, GROUPS = 200, 512
 # For the interval of the AUC: its half width, in standard errors; users of one of so many clusters count as
 # one; the number of cases that others are compared with, at most twice as many.
 NORMAL_95, CLUSTERS, MOST_COMPARED = 1.96, 2**16, 2**16
+# Share of the items that count as popular; number of items that are named.
+POPULAR, MOST_LISTED = 0.01, 3
 # Least number of groups of users for an interval.
 LEAST_GROUPS = 20
 # Predictions with a smaller standard deviation, in stars, count as equal.
@@ -50,15 +54,44 @@ CHUNK = 2**20
 
 
 @dataclass(frozen=True)
+class Spread:
+    """Spread of the entries of lists over the items that can be in one.
+
+    listed: number of items in a list, of `ranked`; popular_share: share of the entries that are of the
+    POPULAR most popular items; novelty: mean of -log2 of the share of an item in their events, with one event
+    added to each item, in bits; most: the items that are most often in a list, and how often.
+    """
+
+    listed: int
+    ranked: int
+    popular_share: float
+    novelty: float
+    most: tuple[tuple[str, int], ...]
+
+    @property
+    def coverage(self) -> float:
+        """Share of the items that are in a list."""
+        return self.listed / self.ranked
+
+    def described(self, items: str) -> str:
+        """Describe it in one line. items: what they are called."""
+        most = ", ".join(f"{item} ({number:,})" for item, number in self.most)
+        return (
+            f"{self.listed:,} of {self.ranked:,} {items} are in a list (coverage {self.coverage:.3f}); "
+            f"{self.popular_share:.1%} of the entries are of the {POPULAR:.0%} most popular; "
+            f"novelty {self.novelty:.2f} bits; most often: {printable(most)}"
+        )
+
+
+@dataclass(frozen=True)
 class Measured:
     """Metrics of a split; `measured["rmse"]` is one of the values.
 
     values: by name; cases: number of events; intervals: ends of the 95 % interval of each metric, over users.
     parts: KNOWN and NEW to the metrics of these cases alone, if there are both; segments: name to value to
     the metrics of its cases, see --by. new_users, new_items: shares of the cases whose user, or item, has no
-    training event. lists: of a ranking, what an extra makes of the lists of TOP items, see
-    `ExtraSection.summarize_lists`. missed: of a ranking, number of cases whose item no list can hold, see
-    `columns.listed_items`.
+    training event. lists: of a ranking, the spread of the lists of TOP items. missed: of a ranking, number of
+    cases whose item no list can hold, see `columns.listed_items`.
     """
 
     values: Metrics
@@ -68,7 +101,7 @@ class Measured:
     segments: Mapping[str, Mapping[str, Measured]] = field(default_factory=dict)
     new_users: float = 0.0
     new_items: float = 0.0
-    lists: Any = None
+    lists: Spread | None = None
     missed: int = 0
 
     def __getitem__(self, name: str) -> float:
@@ -325,3 +358,27 @@ def _chunks(number: int) -> Iterator[slice]:
 def lower_is_better(name: str) -> bool:
     """True if a metric of this name is an error."""
     return any(word in name for word in ERRORS)
+
+
+def spread_of(
+    listed: np.ndarray, had: np.ndarray, is_ranked: np.ndarray, name_of: Callable[[int], Any]
+) -> Spread | None:
+    """Return the spread of lists, or None if they are empty.
+
+    listed: in how many lists each item is, int64 [items]; had: the number of its events; is_ranked: True if
+    it can be in a list; name_of: the id of the item at a position.
+    """
+    if not listed.any():
+        return None
+    number = int(is_ranked.sum())
+    had = had * is_ranked
+    popular = np.argsort(-had, kind="stable")[: max(1, round(POPULAR * number))]
+    surprise = -np.log2((had + 1) / (had.sum() + number))
+    most = [int(place) for place in np.argsort(-listed, kind="stable")[:MOST_LISTED] if listed[place]]
+    return Spread(
+        int(np.count_nonzero(listed)),
+        number,
+        float(listed[popular].sum() / listed.sum()),
+        float(listed @ surprise / listed.sum()),
+        tuple((str(name_of(place)), int(listed[place])) for place in most),
+    )

@@ -27,6 +27,7 @@ import pytest
 
 import recsuite
 from example import make_loss, make_model
+from recsuite.datasets.schema import EVENT
 from recsuite.datasets.tables.sections import (
     FeatureColumn,
     ItemColumn,
@@ -35,8 +36,9 @@ from recsuite.datasets.tables.sections import (
     TimestampColumn,
     UserColumn,
 )
+from recsuite.datasets.tables.values import TIME, ColumnSpec
 from recsuite.errors import UserError
-from recsuite.extras.fit import _folder_of_launch, frame_of, in_arguments
+from recsuite.extras.fit import _folder_of_launch, frame_of, in_arguments, parsed
 from recsuite.metrics import finite
 from recsuite.runtime.process import launch_name
 from recsuite.serving.served import ServedModel
@@ -530,3 +532,10 @@ def test_recommendations_have_the_scores_of_the_same_values_with_numbers_and_a_c
     assert scores.tolist() == pytest.approx([score for _, score in found], abs=1e-6)
     (other,) = model.recommend(["user-3"], k=40, event={"device": "desktop", "discount": None}, exclude=None)
     assert other != found
+
+
+@pytest.mark.parametrize("value", ["soon", 10**15])
+def test_a_value_that_is_no_time_is_refused_with_its_column(value: str | int) -> None:
+    wanted = ColumnSpec("when", TIME, EVENT, "iso" if isinstance(value, str) else "s")
+    with pytest.raises(UserError, match=rf"when '?{value}"):
+        parsed([value], wanted)

@@ -48,5 +48,5 @@ def test_a_script_trains_the_same_model_on_any_number_of_processes(
         for before, after in zip(one["epochs"], other["epochs"], strict=True):
             assert after["steps"] == before["steps"]
             assert after["train_loss"] == pytest.approx(before["train_loss"], rel=1e-5)
-        # Two scores that differ by rounding alone may change places, which is one case of some hundred.
-        assert other["test"] == pytest.approx(one["test"], abs=2e-3, nan_ok=True)
+        # Two scores that differ by rounding alone may change places, which is one case of 200.
+        assert other["test"] == pytest.approx(one["test"], abs=6e-3, nan_ok=True)

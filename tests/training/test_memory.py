@@ -37,5 +37,4 @@ def test_a_rank_that_finds_its_columns_imports_and_holds_little_beside_torch_and
     open_columns(Config.of(data_path=str(tmp_path)))
     *_, found, held = succeeded(python("-c", RANK, tmp_path, *NEVER)).splitlines()
     assert found == "has"
-    # No measurement would be zero.
     assert 10 < float(held) < MOST_MIB

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import commonpath, exists, isdir, realpath
 from typing import Any, ClassVar
@@ -341,17 +341,6 @@ class ExtraSection(Section):
 
     def segments(self, columns: Any) -> Sequence[Any]:
         """Return segments of the test events: each has a name, and `masks()` by value."""
-        return ()
-
-    def summarize_lists(self, listed: Any, had: Any, is_ranked: Any, name_of: Callable[[int], Any]) -> Any:
-        """Return what `Measured.lists` keeps of the lists of a ranking, on rank 0; None for nothing.
-
-        listed: in how many lists each item is, int64 [items]; had: the number of its events; is_ranked: True
-        if it can be in one; name_of: the id of the item at a position.
-        """
-
-    def describe_test(self, test: Any, validation: Any, columns: Any, config: Config) -> Iterable[str]:
-        """Yield lines on the test of a model, printed below its table. validation: None for no validation."""
         return ()
 
     def report_training(self, run: Any, seconds: Mapping[str, float], config: Config, context: Any) -> None:

@@ -181,7 +181,8 @@ def _meant(unknown: list[str]) -> str:
     given = [word[2:].partition("=")[0].replace("-", "_") for word in unknown if word.startswith("--")]
     near = {f"--{flag}": None for name in given for flag in [nearest_flag(name)] if flag}
     meant = f" (did you mean {' and '.join(near)}?)" if near else ""
-    if missing := hooks.SECTIONS.keys() - hooks.sections().keys():
+    missing = hooks.SECTIONS.keys() - hooks.sections().keys()
+    if missing and not near:
         lacking = ", ".join(sorted(missing))
         meant += f" (flags of {lacking} require recsuite.extras, which is not installed as a whole)"
     if any(OF_LAUNCHER.search(name) for name in given):

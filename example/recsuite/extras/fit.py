@@ -310,7 +310,7 @@ def fit(
         raise UserError(
             "fit requires the functions that make the model and its loss. Fix: from example import "
             "make_loss, make_model, then fit(events, model=make_model, loss=make_loss); example.py is in the "
-            "repository, or give functions of your own."
+            "repository, or give both of your own: a loss takes the output of its model."
         )
     config = _config_of(flags)
     is_path = isinstance(events, (str, Path))

@@ -653,7 +653,7 @@ def gaussian_rows(columns: Columns, config: ModelConfig, seed: int) -> dict[str,
         UserError: When a table is dynamic, or the covariances do not fit into memory.
 
     Example:
-        model = training.shard(make_model, initial_rows=rs.gaussian_rows)
+        model = training.shard(make_model, loss=MyLoss(), initial_rows=rs.gaussian_rows)
     """
     d = min(config.embedding_dim, MOST_NUMBERS)
     check_size(columns, d)

@@ -33,7 +33,7 @@ from recsuite.checkpoint.format import digest_of_manifest
 from recsuite.datasets.schema import EVENT, ITEM, USER
 from recsuite.errors import UserError, printable
 from recsuite.files import digest_of, digest_of_bytes, explained, flush, held, remove, replacing
-from recsuite.hooks import extra
+from recsuite.metrics import spread_of
 from recsuite.runtime.console import say
 from recsuite.serving.request import check_k
 from recsuite.serving.served import ServedModel
@@ -304,7 +304,7 @@ def describe_lists(output: Path, model: ServedModel) -> str:
         for entry in counts.to_pylist():
             listed[positions[entry["values"]]] += entry["counts"]
     is_known = model.snapshot.known(schema.item, ids).numpy()
-    spread = extra("spread").spread_of(listed, model.data.item_counts(), is_known, lambda place: ids[place])
+    spread = spread_of(listed, model.data.item_counts(), is_known, lambda place: ids[place])
     return spread.described(schema.items) if spread else f"no {schema.item} is in a list"
 
 
@@ -333,11 +333,17 @@ def writing(output: Path) -> Iterator[None]:
             lock = output.with_name(f".{output.name}.lock")
             descriptor = stack.enter_context(held(lock, refusal))
             # The process that held it may have removed it meanwhile, and another one may hold a new file.
-            if not lock.exists() or not os.path.samestat(os.fstat(descriptor), lock.stat()):
+            if not _is_file_of(descriptor, lock):
                 raise UserError(refusal)
-            # While it is still held.
             stack.callback(lock.unlink, missing_ok=True)
         yield
+
+
+def _is_file_of(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def begin(output: Path, job: dict[str, Any]) -> Path | None:

@@ -258,7 +258,8 @@ class TwoTower(ProductHead):
         repeats: True if an item of a history may be chosen again, see `OwnItems`.
 
     Example:
-        model = training.shard(lambda data, args: rs.TwoTower(data.features, args.embedding_dim, [64]))
+        towers = lambda data, args: rs.TwoTower(data.features, args.embedding_dim, [64])
+        model = training.shard(towers, loss=rs.SampledSoftmax.of(training.columns))
     """
 
     def __init__(

@@ -136,7 +136,7 @@ class SGD(TableRule):
             a mean, so twice the batch halves the number of steps and does not change the gradients.
 
     Example:
-        model = training.shard(make_model, tables=rs.SGD(lr=1.0))
+        model = training.shard(make_model, loss=MyLoss(), tables=rs.SGD(lr=1.0))
     """
 
     name = "SGD"
@@ -162,7 +162,7 @@ class Adagrad(TableRule):
         eps: Added to the root of the sum.
 
     Example:
-        model = training.shard(make_model, tables=rs.Adagrad(lr=0.04))
+        model = training.shard(make_model, loss=MyLoss(), tables=rs.Adagrad(lr=0.04))
     """
 
     name = "Adagrad"
@@ -187,7 +187,7 @@ class RowWiseAdagrad(Adagrad):
         eps: Added to the root of the sum.
 
     Example:
-        model = training.shard(make_model, tables=rs.RowWiseAdagrad(lr=0.04))
+        model = training.shard(make_model, loss=MyLoss(), tables=rs.RowWiseAdagrad(lr=0.04))
     """
 
     name = "row-wise Adagrad"
@@ -222,7 +222,7 @@ class Adam(TableRule):
         eps: Added to the root of the mean of squares.
 
     Example:
-        model = training.shard(make_model, tables=rs.Adam(lr=0.01))
+        model = training.shard(make_model, loss=MyLoss(), tables=rs.Adam(lr=0.01))
     """
 
     name = "Adam"
@@ -250,7 +250,7 @@ class RowWiseAdam(Adam):
         eps: See `Adam`.
 
     Example:
-        model = training.shard(make_model, tables=rs.RowWiseAdam(lr=0.01))
+        model = training.shard(make_model, loss=MyLoss(), tables=rs.RowWiseAdam(lr=0.01))
     """
 
     name = "row-wise Adam"

@@ -179,7 +179,7 @@ def run_modes(
         return run_alone(config, given, model)
     check_machine()
     if after is not None:
-        require_installed(f"{script_name()} without --train", *needs)
+        require_installed(f"The end of {script_name()}, after the training,", *needs)
     with showing_progress():
         run(config, given, modes, after, model, added)
     return 0

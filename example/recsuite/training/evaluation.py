@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from typing_extensions import override
 
-from recsuite.config.config import Config, ExtraSection
+from recsuite.config.config import Config
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.batching import history_prefix, places_of
 from recsuite.datasets.columns import Columns
@@ -33,10 +33,12 @@ from recsuite.metrics import (
     Calibration,
     Measured,
     Metrics,
+    Spread,
     fit_calibration,
     measure,
     measure_probabilities,
     measure_ranks,
+    spread_of,
 )
 from recsuite.models.layers import repeated
 from recsuite.models.losses import parts_of
@@ -83,8 +85,7 @@ def make_evaluator(feed: BatchFeed, columns: Columns, config: Config, context: R
     if task.evaluation == "ranks":
         if columns.schema.more_labels:
             context.say(f"a ranking is not evaluated on {', '.join(columns.schema.label_names[1:])}")
-        sections = config.extras.values()
-        return RankingEvaluator(feed, columns, context, users, sorted({TOP, *cutoffs}), [*sections])
+        return RankingEvaluator(feed, columns, context, users, sorted({TOP, *cutoffs}))
     if cutoffs:
         raise UserError(
             f"--cutoffs requires a task that ranks, got --task {config.model.task}; leave it out."
@@ -426,10 +427,8 @@ class RankingEvaluator(Evaluator):
         context: RuntimeContext,
         users: Users,
         cutoffs: Sequence[int] = (TOP,),
-        sections: Sequence[ExtraSection] = (),
     ) -> None:
         self.cutoffs = cutoffs
-        self._sections = sections
         self.feed = feed
         self.context = context
         # Both splits now: the training may outlive the files.
@@ -459,14 +458,12 @@ class RankingEvaluator(Evaluator):
         test = self.users.with_parts(lambda some: measure_ranks(ranks[some], users[some], self.cutoffs))
         is_ranked = self.is_ranked(model).cpu().numpy()
         missed = int(np.count_nonzero(~is_ranked[self._tested]))
-        lists = self._summary(listed, is_ranked) if self.context.rank == 0 else None
-        return replace(test, missed=missed, lists=lists)
+        spread = self._spread_of(listed, is_ranked) if self.context.rank == 0 else None
+        return replace(test, missed=missed, lists=spread)
 
-    def _summary(self, listed: np.ndarray, is_ranked: np.ndarray) -> Any:
+    def _spread_of(self, listed: np.ndarray, is_ranked: np.ndarray) -> Spread | None:
         ids = ["unknown", *json.loads(bytes(self._vocabulary))[self._item]]
-        given = listed, self._had, is_ranked, lambda item: ids[int(self._rows[item])]
-        summaries = (section.summarize_lists(*given) for section in self._sections)
-        return next((summary for summary in summaries if summary is not None), None)
+        return spread_of(listed, self._had, is_ranked, lambda item: ids[int(self._rows[item])])
 
     def is_ranked(self, model: DistributedModelParallel) -> torch.Tensor:
         """Return a mask of the items that have a row in a model, bool [items], the same on every rank."""

@@ -58,14 +58,20 @@ def make_optimizer(
         torch.optim.AdamW, lr=config.dense_lr, weight_decay=config.dense_weight_decay, fused=True
     )
     parameters = dict(in_backward_optimizer_filter(model.named_parameters()))
-    # A model may have tables alone, and torch refuses an empty list of parameters, but not an empty group.
-    wrapped = KeyedOptimizerWrapper(parameters, lambda values: dense(values or [{"params": []}]))
+    if not parameters:
+        # A model may have tables alone. torch refuses an empty list of parameters, but not an empty group.
+        dense = _of_nothing
+    wrapped = KeyedOptimizerWrapper(parameters, dense)
     _make_state(wrapped)
     # In the order of `PARAMETER_GROUPS`.
     optimizer = CombinedOptimizer([model.fused_optimizer, wrapped])
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer
+
+
+def _of_nothing(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": []}], lr=0.0)
 
 
 def _make_state(optimizer: KeyedOptimizerWrapper) -> None:

@@ -168,7 +168,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     # A file system that was used before is kept there.
     monkeypatch.delitem(sys.modules["fsspec.registry"].__dict__["_registry"], "s3", raising=False)
     with pytest.raises(
-        UserError, match=r"s3://bucket/a\.csv requires a package that is not .*: Install s3fs"
+        UserError, match=r"s3://bucket/a\.csv requires s3fs, which is not installed\. Fix: pip install s3fs"
     ):
         find_tables("s3://bucket/a.csv")
 

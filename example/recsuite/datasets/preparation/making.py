@@ -47,10 +47,11 @@ from recsuite.datasets.schema import (
 from recsuite.datasets.streams import HEAD, StreamState, digests_of, keys_of
 from recsuite.errors import UserError, escaped
 from recsuite.files import digest_of, flush, flushed, flushing, plain, remove, sealed
-from recsuite.hooks import extra
+from recsuite.hooks import optional
 from recsuite.metrics import Metrics, finite
 from recsuite.runtime.console import stage
 
+NOT_CHECKED = "features of the event are not checked for leakage: that requires the extra leakage"
 # Name of an unfinished folder, with the process id.
 LEFTOVER = re.compile(r"\.making-\d+")
 # The parts of making columns, and the percent of the time that each takes for very many events.
@@ -152,8 +153,15 @@ def _write_columns(
     weight = _weight(folder, raw, order, num_head) | _more_labels(folder, raw, order)
     item_leakage: dict[str, float] = {}
     label_leakage: dict[str, float] = {}
-    if any(feature.entity == EVENT for feature in schema.features):
-        leakage, items = extra("leakage"), stored.item[:num_train]
+    has_own = any(feature.entity == EVENT for feature in schema.features)
+    leakage = optional("leakage") if has_own else None
+    if has_own and leakage is None:
+        notes = (
+            *notes,
+            "features of the event are not checked for leakage, which requires the extra leakage",
+        )
+    if leakage is not None:
+        items = stored.item[:num_train]
         if not stream_state:
             item_leakage = leakage.leakage_of_item(raw.events, order, items, len(raw.items), schema)
         label_leakage = leakage.leakage_of_label(raw.events, order, stored.label[:num_head], schema)

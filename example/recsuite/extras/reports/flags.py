@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,18 +81,6 @@ class ReportsConfig(ExtraSection):
         from recsuite.extras.reports.segments import segments_of
 
         return segments_of(columns, "test", names)
-
-    def summarize_lists(self, listed: Any, had: Any, is_ranked: Any, name_of: Callable[[int], Any]) -> Any:
-        """Return the spread of the lists over the catalogue."""
-        from recsuite.extras.reports.spread import spread_of
-
-        return spread_of(listed, had, is_ranked, name_of)
-
-    def describe_test(self, test: Any, validation: Any, columns: Any, config: Config) -> Iterator[str]:
-        """Yield lines on lists, better baselines, and the difference from the validation."""
-        from recsuite.extras.reports.diagnosis import describe_test
-
-        yield from describe_test(test, validation, columns, config)
 
     def report_training(self, run: Any, seconds: Mapping[str, float], config: Config, context: Any) -> None:
         """Write metrics.json into --report_dir."""

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from recsuite.datasets.movielens.source import SCHEMA
-from recsuite.extras.reports.diagnosis import describe_better_baselines, describe_difference
 from recsuite.metrics import Measured
 from recsuite.models.tasks import TASKS
+from recsuite.training.results import describe_better_baselines, describe_difference
 
 
 def ranked(value: float, cases: int = 100, spread: float = 0.01) -> Measured:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from recsuite.extras.reports.spread import spread_of
+from recsuite.metrics import spread_of
 
 
 def test_lists_are_described_by_the_share_of_items_the_popular_and_the_surprise() -> None:
