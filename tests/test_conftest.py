@@ -31,7 +31,8 @@ def test_plugins_may_be_missing_and_every_process_has_the_gpus(without: tuple[st
     plugins = [word for plugin in without for word in ("-p", f"no:{plugin}")]
     # One process is enough.
     plugins += [] if "xdist" in without else ["-n", "1"]
-    result = python(PYTEST, *plugins, "-q", __file__, "-k", "only_launched_processes", env=env)
+    command = [sys.executable, str(PYTEST), *plugins, "-q", __file__, "-k", "only_launched_processes"]
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1000)
     assert "1 passed" in result.stdout, result.stdout + result.stderr
 
 

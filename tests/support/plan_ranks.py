@@ -35,7 +35,7 @@ def main() -> None:
 
 def measure(config: Config, context: RuntimeContext, steps: int) -> dict[str, Any]:
     """Bytes of the tables as tensors and as resident memory; of each step those read from other ranks."""
-    from example import make_model
+    from example import make_loss, make_model
     from recsuite.datasets.opening import load
     from recsuite.datasets.preparation.cache import open_columns
     from recsuite.training.state import build_train_state
@@ -47,7 +47,7 @@ def measure(config: Config, context: RuntimeContext, steps: int) -> dict[str, An
     # Imports and compiled loops are no memory of tables.
     build_train_state(columns, config.replaced(embedding_dim=WARM_UP_DIM), context, make_model)
     before = resident()
-    train_state = build_train_state(columns, config, context, make_model)
+    train_state = build_train_state(columns, config, context, make_model, make_loss(columns, config))
     found: dict[str, Any] = {"resident": resident() - before}
     shardings = [item for module in train_state.model.plan.plan.values() for item in module.items()]
     found["plan"] = {name: [table.sharding_type, table.ranks] for name, table in shardings}

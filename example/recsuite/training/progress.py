@@ -95,8 +95,8 @@ class Progress:
 
     The next rating is at position `samples` of the epoch's order, on any number of ranks. best: the best
     validation result so far, None before the first; epochs_since_best: number of epochs that ended since the
-    best one, see `training.loop.judged`. In a stream an epoch is a window; `stream` is its progress, and
-    None for other trainings.
+    best one, see `training.loop.with_validation`. In a stream an epoch is a window; `stream` is its progress,
+    and None for other trainings.
     """
 
     step: int = 0

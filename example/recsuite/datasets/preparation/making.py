@@ -156,10 +156,7 @@ def _write_columns(
     has_own = any(feature.entity == EVENT for feature in schema.features)
     leakage = optional("leakage") if has_own else None
     if has_own and leakage is None:
-        notes = (
-            *notes,
-            "features of the event are not checked for leakage, which requires the extra leakage",
-        )
+        notes = [*notes, NOT_CHECKED]
     if leakage is not None:
         items = stored.item[:num_train]
         if not stream_state:
