@@ -10,7 +10,7 @@ from recsuite.config.flag import flag
 from recsuite.errors import require
 
 # Formats of an export, and types of its rows.
-FORMATS, ROW_TYPES = ("library", "torch", "onnx"), ("float32", "float16", "int8")
+EXPORT_FORMATS, ROW_TYPES = ("library", "torch", "onnx"), ("float32", "float16", "int8")
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class GraphConfig(ExtraSection):
     """Exports for other programs."""
 
     format: str = flag(
-        FORMATS[0],
+        EXPORT_FORMATS[0],
         "Graph of the dense part that --export adds for other programs, by torch.export or ONNX; none for "
         "library.",
-        choices=FORMATS,
+        choices=EXPORT_FORMATS,
         requires=("export", True),
     )
     row_type: str = flag(
@@ -39,13 +39,13 @@ class GraphConfig(ExtraSection):
         """
         super().validate()
         require(
-            self.format != FORMATS[0] or self.is_default("row_type"),
+            self.format != EXPORT_FORMATS[0] or self.is_default("row_type"),
             f"--row_type {self.row_type} requires --format torch or onnx, for other programs",
         )
 
     def add_to_export(self, folder: Any, snapshot: Any, arrays: dict[str, Any]) -> tuple[Any, Any]:
         """Write the graph of --format, and convert the rows to --row_type."""
-        if self.format == FORMATS[0]:
+        if self.format == EXPORT_FORMATS[0]:
             return (), {}
         from recsuite.extras.graph.graph import convert_rows, write_graph
 
