@@ -9,7 +9,7 @@ from typing import Any
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.metrics import Measured
 from recsuite.models.tasks import TASKS
-from recsuite.training.results import describe_better_baselines, describe_difference
+from recsuite.training.results import describe_better_baselines, describe_difference, results_table
 
 
 def ranked(value: float, cases: int = 100, spread: float = 0.01) -> Measured:
@@ -21,6 +21,21 @@ def ranked(value: float, cases: int = 100, spread: float = 0.01) -> Measured:
 def baselines_of_ranks(chance: float, popularity: float) -> dict[str, dict[str, float]]:
     values = {"a random order": chance, "popularity": popularity, "oracle": 0.9}
     return {name: {"hr_at_10": value, "ndcg_at_10": value} for name, value in values.items()}
+
+
+def test_the_table_has_the_interval_and_the_number_of_cases_of_test_and_validation() -> None:
+    columns: Any = SimpleNamespace(schema=SCHEMA, baselines={"ranks": baselines_of_ranks(0.04, 0.2)})
+    shown = results_table(columns, TASKS["ranking"], "a", ranked(0.3), "test", ranked(0.25, 9, 0.1))
+    rows = {row[1].strip(): row[3].strip() for row in (line.split("|") for line in shown.splitlines()[2:])}
+    assert rows == {
+        "a random order": "0.0400",
+        "popularity": "0.2000",
+        "a": "0.3000",
+        "95 % interval, 100 ratings": "0.2900 to 0.3100",
+        "its validation": "0.2500",
+        "validation: 95 % interval, 9 ratings": "0.1500 to 0.3500",
+        "oracle (knows the true parameters)": "0.9000",
+    }
 
 
 def test_a_model_worse_than_any_baseline_has_a_line() -> None:
