@@ -100,11 +100,11 @@ def require_installed(subject: str, *names: str) -> None:
             continue
         if name not in PACKAGES:
             raise UserError(_refusal(name))
-        package, optional = PACKAGES[name]
+        package, group = PACKAGES[name]
         # First the package: for recsuite[...] pip also installs the CUDA wheel that torchrec requires.
         raise UserError(
             f"{subject} requires {package}, which is not installed. Fix: pip install {package}, which is one "
-            f"of recsuite[{optional}]."
+            f"of recsuite[{group}]."
         )
 
 
@@ -143,6 +143,11 @@ def sections() -> Mapping[str, type[Any]]:
     """Return the classes of `SECTIONS` by name. An installation without an extra has none of its flags."""
     modules = {name: (_imported(module), kind) for name, (module, kind) in SECTIONS.items()}
     return {name: getattr(module, kind) for name, (module, kind) in modules.items() if module}
+
+
+def missing_sections() -> list[str]:
+    """Return the names of the sections that this installation lacks, sorted."""
+    return sorted(SECTIONS.keys() - sections().keys())
 
 
 def _imported(name: str) -> ModuleType | None:

@@ -85,7 +85,7 @@ def unread_flags(names: Collection[str]) -> frozenset[str]:
     known = flag_names()
     strange = {*names} - known.keys() - {*known.values()}
     # An installation without an extra does not know its flags.
-    if strange and hooks.sections().keys() == hooks.SECTIONS.keys():
+    if strange and not hooks.missing_sections():
         raise ValueError(f"unread takes names of flags and of their sections, got {min(strange)!r}.")
     return frozenset(flag for flag, section in known.items() if flag in names or section in names)
 
@@ -181,10 +181,11 @@ def _meant(unknown: list[str]) -> str:
     given = [word[2:].partition("=")[0].replace("-", "_") for word in unknown if word.startswith("--")]
     near = {f"--{flag}": None for name in given for flag in [nearest_flag(name)] if flag}
     meant = f" (did you mean {' and '.join(near)}?)" if near else ""
-    missing = hooks.SECTIONS.keys() - hooks.sections().keys()
+    missing = hooks.missing_sections()
     if missing and not near:
-        lacking = ", ".join(sorted(missing))
-        meant += f" (flags of {lacking} require recsuite.extras, which is not installed as a whole)"
+        meant += (
+            f" (flags of {', '.join(missing)} require recsuite.extras, which is not installed as a whole)"
+        )
     if any(OF_LAUNCHER.search(name) for name in given):
         meant += " (NPROC=2 ./run.sh or torchrun --nproc_per_node 2 starts two processes, one for each GPU)"
     return meant
