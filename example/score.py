@@ -44,10 +44,12 @@ def main(argv: list[str] | None = None, model: ModelMaker | None = None) -> int:
 
     def start() -> int:
         flags = parse(argv)
+        if model is not None:
+            return score(flags, model)
         # After the flags are checked: it imports torch.
         from example import make_model
 
-        return score(flags, model or make_model)
+        return score(flags, make_model)
 
     return rs.exit_status(start)
 

@@ -104,7 +104,8 @@ def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
         wait_for_first(flags.save_dir, flags.checkpoint)
         given = flags.checkpoint, model, flags.accept_changed_model, flags.data_path
         follower = retried(lambda: Follower(flags.save_dir, None, *given))
-        say_what_is_missing(follower.model, flags)
+        if not flags.data_path:
+            say_what_is_missing(follower.model)
         thread = threading.Thread(target=follow, args=(follower, threading.Event()), daemon=True)
         server = server_of(service(follower, thread.is_alive, hosts))
         thread.start()
@@ -115,10 +116,8 @@ def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
     return 0
 
 
-def say_what_is_missing(model: "ServedModel", flags: argparse.Namespace) -> None:
+def say_what_is_missing(model: "ServedModel") -> None:
     """Print what a model lacks without --data_path."""
-    if flags.data_path:
-        return
     from recsuite.serving.served import NO_HISTORY_WARNING
 
     if model.snapshot.takes_history:
