@@ -11,10 +11,10 @@ parameters are known, and so is the best possible prediction: the files contain 
            ranks.npy     float32 [num_ratings], the place of its movie in the best possible ranking
            oracle.json   {"rmse", "num_ratings", "num_users", "num_movies", "seed", "format", "world"}
 
-Which movie a user takes depends on the movie before it and on the
-user's favourite clusters, see `choices.py`. So the best possible ranking of the movies that the user has not
-had is known too. Clusters have nothing to do with biases and factors: choices tell nothing about stars. The
-ratings of a user are in the order of the choices, each later than the one before.
+Which movie a user takes depends on the movie before it and on the user's favourite clusters, see
+`choices.py`. So the best possible ranking of the movies that the user has not had is known too. Clusters have
+nothing to do with biases and factors: choices tell nothing about stars. The ratings of a user are in the
+order of the choices, each later than the one before.
 """
 
 from __future__ import annotations
