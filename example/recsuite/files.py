@@ -183,6 +183,13 @@ def digest_of(path: Path) -> str:
         return digest_of_open(file)
 
 
+def digest_of_part(path: Path, begin: int, end: int) -> str:
+    """Digest of the bytes of a file from one position to before another, as in `FileEntry`."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        return digest_of_bytes(file.read(end - begin))
+
+
 def digest_of_open(file: io.RawIOBase) -> str:
     """Digest of the bytes of an open file, as in `FileEntry`."""
     # Not at the top: flags are checked with these modules before any package is installed.

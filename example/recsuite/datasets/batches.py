@@ -82,6 +82,8 @@ class EventBatches:
         self.seed = config.runtime.seed
         self.rank = rank
         self.world_size = world_size
+        # Number of events of a stream before these.
+        self.first_event = columns.segment.first if columns.segment else 0
         self.num_numbers = columns.num_numbers
         self.user_place = columns.place_of(USER)
         self.features = EventFeatures(columns, config.data)
@@ -274,7 +276,7 @@ class EventBatches:
         # Not from the first step here: then the same events are chosen on any number of ranks and in a
         # resumed pass. A stream counts from its beginning, or the first event of each window would be chosen.
         begin = self.positions_of(request.split, request.window).start + request.first
-        return begin + request.step * self.batch_size + self.part.start
+        return self.first_event + begin + request.step * self.batch_size + self.part.start
 
     def _hide_histories(self, events: np.ndarray, request: Request) -> None:
         """Remove the histories of hidden users: new users have none. Changes the events in place."""

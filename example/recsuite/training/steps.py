@@ -321,6 +321,7 @@ class Pass:
         config: TrainingConfig,
         context: RuntimeContext,
         on_step: Callable[[Step], None] = lambda step: None,
+        window: tuple[int, int] | None = None,
     ) -> None:
         self.model, self.feed = model, feed
         self.begin = self.progress = progress
@@ -331,7 +332,7 @@ class Pass:
         self.loads = is_auto and any(getattr(module, "loads", False) for module in model.model.modules())
         self.prefetches = is_auto and any(isinstance(rows, RowsInHostMemory) for rows in held)
         self.overlaps = exchanges or self.prefetches if is_auto else config.pipeline == "sparse_dist"
-        self.window = (progress.stream.begin, progress.stream.end) if progress.stream else None
+        self.window = window
         self.step_sizes = feed.loader.dataset.step_sizes("train", progress.samples, self.window)
         self.losses: np.ndarray | None = None
         self.seconds = 0.0

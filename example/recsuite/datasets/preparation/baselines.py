@@ -222,15 +222,23 @@ class PastBiases:
     yes or no, the same of log-odds. It depends on the earlier events alone, so a resumed stream has the same
     one, except for the mean before the first event.
 
-    sizes: numbers of users and of items; mean: the one before the first event; of_answers: True if the labels
-    are 1 for yes and 0 for no.
+    user, item, all_events: sum and number of the labels so far, of users and items, float64 [n, 2], and of
+    all, [1, 2]; mean: the one before the first event; of_answers: True if the labels are 1 for yes and 0 for
+    no.
     """
 
-    def __init__(self, sizes: tuple[int, int], mean: float, of_answers: bool = False) -> None:
+    def __init__(
+        self,
+        user: np.ndarray,
+        item: np.ndarray,
+        all_events: np.ndarray,
+        mean: float,
+        of_answers: bool = False,
+    ) -> None:
         self._mean, self._of_answers = mean, of_answers
-        self._sums = [np.zeros(size) for size in sizes]
-        self._counts = [np.zeros(size, np.int64) for size in sizes]
-        self._sum, self._number = 0.0, 0
+        self._sums = [np.array(sums[:, 0]) for sums in (user, item)]
+        self._counts = [sums[:, 1].astype(np.int64) for sums in (user, item)]
+        self._sum, self._number = float(all_events[0, 0]), int(all_events[0, 1])
 
     def learn(self, user: np.ndarray, item: np.ndarray, label: np.ndarray) -> None:
         """Add events; user, item: their positions, int [n]; label: float [n]."""

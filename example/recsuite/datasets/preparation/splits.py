@@ -7,7 +7,6 @@ another a test event.
 from __future__ import annotations
 
 import dataclasses
-import time
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +34,6 @@ from recsuite.datasets.schema import (
     RawData,
     Schema,
 )
-from recsuite.datasets.streams import StreamState, num_events_of_wrong_clock
 from recsuite.errors import UserError, counted, with_article
 from recsuite.runtime.console import stage
 
@@ -227,42 +225,13 @@ def split(
     return np.concatenate([by_time[part] for part in parts]), (num_train, num_validation, num_test), notes
 
 
-def stream_order(
-    raw: RawData, schema: Schema, stream_state: StreamState
-) -> tuple[np.ndarray, tuple[int, int, int], list[str]]:
-    """Same as `split` for a stream: the events in the order of time without late ones, and notes on these.
-
-    Raises:
-        UserError: when there are none.
-    """
-    order = sorted_places(raw.events.time)
-    if raw.events.time[order[:1]].min(initial=0) < 0:
-        raise UserError(f"A stream of {schema.labels} from before 1970 is not known; leave --stream out.")
-    late = stream_state.is_late(raw.events.time, raw.events_per_file)
-    num_late = int(np.count_nonzero(late))
-    if num_late:
-        order = order[~late[order]]
-    held = num_events_of_wrong_clock(raw.events.time, order, stream_state.learned, time.time())
-    notes = [_describe_held(raw, schema, order, held)] if held else []
-    order = order[: len(order) - held]
-    if len(order) == 0:
-        raise UserError(f"A stream requires {schema.labels}, and there are none; give files that hold some.")
-    one = f"{schema.label} is older than the trained events, and is skipped"
-    several = f"{schema.labels} are older than the trained events, and are skipped"
-    notes += [counted(num_late, one, several)] if num_late else []
-    return order, (len(order), 0, 0), notes
-
-
-def _describe_held(raw: RawData, schema: Schema, order: np.ndarray, number: int) -> str:
-    """Note on held-back events, with the file of the first one and its place among the events there."""
-    ends = np.cumsum([*raw.events_per_file.values()])
-    file = int(np.searchsorted(ends, order[-number], side="right"))
-    name, size = [*raw.events_per_file.items()][file]
-    wrong, before = (np.datetime64(int(each), "s") for each in raw.events.time[order[[-number, -number - 1]]])
-    are, place = f"{schema.label} is" if number == 1 else f"{schema.labels} are", order[-number] - ends[file]
+def describe_held(schema: Schema, number: int, row: tuple[str, int], time: int, before: int) -> str:
+    """Note on held-back events. row, time: of the first one; before: time of the newest other."""
+    wrong, newest = (np.datetime64(seconds, "s") for seconds in (time, before))
+    are = f"{schema.label} is" if number == 1 else f"{schema.labels} are"
     return (
         f"{number:,} {are} held back until others are as new, as of a wrong clock: {schema.label} "
-        f"{place + size + 1:,} of {name} has the time {wrong}, and the newest before it {before}"
+        f"{row[1] + 1:,} of {row[0]} has the time {wrong}, and the newest before it {newest}"
     )
 
 
