@@ -6,10 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from recsuite.checkpoint.chain import chain_at
+from recsuite.checkpoint.chain import chain_at, chosen_chain
 from recsuite.checkpoint.folder import newest_in
 from recsuite.checkpoint.format import OTHER_CHECKPOINT, STREAM_FILE, VOCABULARY, parsing, read_manifest
 from recsuite.config.config import Config
+from recsuite.config.sections import CheckpointConfig
 from recsuite.datasets.loader import BatchLoader, build_dataloader
 from recsuite.datasets.opening import Data, open_data
 from recsuite.datasets.preparation.cache import owner_of
@@ -44,9 +45,8 @@ def _segments(config: Config, context: RuntimeContext, trains: bool) -> Segments
     """Return the reader of a stream on the first rank of each machine. Collective: every rank."""
     section, state, folders = config.checkpoint, EMPTY_STREAM_STATE, ()
     if section.resume or not trains:
-        folder = folder_at(section.save_dir if trains or section.compact else section.folder_to_load)
         # One rank reads: on a network file system ranks see a new checkpoint at different moments.
-        state, folders = broadcast_from_rank0(lambda: _read(folder))
+        state, folders = broadcast_from_rank0(lambda: _read(section, trains))
     # The columns are those of one training: two on the same data must not remove each other's.
     is_kept = trains and section.writes
     name = broadcast_from_rank0(
@@ -59,12 +59,14 @@ def _segments(config: Config, context: RuntimeContext, trains: bool) -> Segments
     return made if context.local_rank == 0 else None
 
 
-def _read(folder: Path) -> tuple[StreamState, tuple[Path, ...]]:
+def _read(section: CheckpointConfig, trains: bool) -> tuple[StreamState, tuple[Path, ...]]:
     """Return the state of the stream of a checkpoint, and the folders of its chain."""
+    is_newest = trains or section.compact
+    folder = folder_at(section.save_dir if is_newest else section.folder_to_load)
     # A --resume without a checkpoint begins a new training.
     if newest_in(folder) is None and not (folder / "manifest.json").is_file():
         return EMPTY_STREAM_STATE, ()
-    chain = chain_at(folder)
+    chain = chain_at(folder) if is_newest else chosen_chain(folder, section.checkpoint, section.until)
     with explained(f"Cannot read {chain.base}", OTHER_CHECKPOINT):
         vocabulary = (chain.base / VOCABULARY).read_text()
     stream = read_manifest(chain.folder).progress.stream

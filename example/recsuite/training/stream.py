@@ -298,11 +298,18 @@ def report_rest_of_stream(
 ) -> None:
     """Predict all events of a stream after those that a model has learned, and print the error. Collective:
     every rank.
+
+    Raises:
+        UserError: when another checkpoint was read than the one that chose the events.
     """
     # A ranking of a stream was refused with the flags.
     assert isinstance(evaluator, PredictionEvaluator)
-    segment = columns.segment
+    segment, stream = columns.segment, progress.stream or StreamProgress()
     assert segment is not None
+    if segment.first != stream.begin:
+        raise UserError(
+            f"The checkpoint was replaced while the {columns.schema.labels} were read. Fix: start again."
+        )
     # The columns begin with the window under way.
     begin, end = progress.samples, columns.num_train
     step, unit = describe_step(progress), columns.schema.labels

@@ -287,7 +287,8 @@ def _add_codes(written: WrittenFeatures, feature: Feature, values: Codes, traine
         known = np.arange(len(values.values))
     else:
         parts = [np.unique(values.codes[trained[part]]) for part in chunks(len(trained))]
-        known = np.unique(np.concatenate(parts))
+        # A segment of a stream may be empty.
+        known = np.unique(np.concatenate([values.codes[:0], *parts]))
         known = known[known >= 0]
     raw, rows = [values.values[code] for code in known.tolist()], np.arange(len(known)) + UNKNOWN_ROW + 1
     if (held := written.known.get(feature.name)) is not None and not feature.is_dynamic:
