@@ -42,7 +42,7 @@ from recsuite.checkpoint.restore import restore
 from recsuite.checkpoint.writer import CheckpointWriter
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.preparation.segments import Segments
+from recsuite.datasets.preparation.stream_reader import StreamReader
 from recsuite.errors import UserError, counted
 from recsuite.hooks import extra
 from recsuite.models.tasks import TASKS
@@ -66,7 +66,7 @@ class Checkpointer:
     """
 
     phase = "dumps"
-    segments: Segments | None = None
+    stream_reader: StreamReader | None = None
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Checkpointer:
             task = TASKS[self.config.model.task]
             extra("warm").start_from(folder_at(folder), train_state, self.columns, task, self.context)
         self.writer = CheckpointWriter(
-            train_state, self.run, self.resumed, self.columns, self.config, self.context, self.segments
+            train_state, self.run, self.resumed, self.columns, self.config, self.context, self.stream_reader
         )
         # Any delta needs a full checkpoint to build on. A resumed training has one, and continues its chain:
         # a server that follows it need not notice that the trainer was restarted.
@@ -374,7 +374,7 @@ def compact(
     columns: Columns,
     config: Config,
     context: RuntimeContext,
-    segments: Segments | None = None,
+    stream_reader: StreamReader | None = None,
 ) -> None:
     """Replace the newest deltas with a full checkpoint, and remove these deltas. Collective: every rank.
 
@@ -393,7 +393,9 @@ def compact(
         # checkpoint replaces are removed only if it is whole.
         manifest = restore(chain, train_state, columns, context)
         if chain.deltas:
-            writer = CheckpointWriter(train_state, manifest.run, chain, columns, config, context, segments)
+            writer = CheckpointWriter(
+                train_state, manifest.run, chain, columns, config, context, stream_reader
+            )
             # It has the step of the last delta, and of equal steps the full checkpoint is the newest. So the
             # folder is not ambiguous if this process is killed before the deltas are removed.
             writer.write_full(manifest.progress)

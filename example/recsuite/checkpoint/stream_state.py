@@ -15,7 +15,7 @@ from recsuite.datasets.loader import BatchLoader, build_dataloader
 from recsuite.datasets.opening import Data, open_data
 from recsuite.datasets.preparation.cache import owner_of
 from recsuite.datasets.preparation.recent import RecentEvents
-from recsuite.datasets.preparation.segments import Segments
+from recsuite.datasets.preparation.stream_reader import StreamReader
 from recsuite.datasets.streams import EMPTY_STREAM_STATE, StreamState
 from recsuite.errors import UserError
 from recsuite.files import check_file, explained
@@ -37,11 +37,11 @@ def reopen_data(
     Raises:
         UserError: as `open_data`, and when a checkpoint that is needed cannot be read.
     """
-    with open_data(config, context, lambda: _segments(config, context, trains), build) as data:
+    with open_data(config, context, lambda: _reader(config, context, trains), build) as data:
         yield data
 
 
-def _segments(config: Config, context: RuntimeContext, trains: bool) -> Segments | None:
+def _reader(config: Config, context: RuntimeContext, trains: bool) -> StreamReader | None:
     """Return the reader of a stream on the first rank of each machine. Collective: every rank."""
     section, state, folders = config.checkpoint, EMPTY_STREAM_STATE, ()
     if section.resume or not trains:
@@ -54,7 +54,7 @@ def _segments(config: Config, context: RuntimeContext, trains: bool) -> Segments
     )
     recent = RecentEvents(config.data.history, keeps_changes=trains and section.inc_dump)
     if context.local_rank == 0:
-        made = Segments(config, state, recent, owner_of(name))
+        made = StreamReader(config, state, recent, owner_of(name))
     raise_on_all(lambda: _restore(recent, folders) if context.local_rank == 0 else None)
     return made if context.local_rank == 0 else None
 

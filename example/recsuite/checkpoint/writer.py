@@ -65,7 +65,7 @@ from recsuite.checkpoint.origin import ORIGIN, origin_of
 from recsuite.checkpoint.shards import OFFSETS_KEY, RowReader, Texts, shard_file_name, write_shard_file
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.preparation.segments import Segments
+from recsuite.datasets.preparation.stream_reader import StreamReader
 from recsuite.datasets.schema import SCHEMA_FILE, Feature, Schema
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of, digest_of_bytes, flushed, plain, reason_of
@@ -221,7 +221,7 @@ class CheckpointWriter:
 
     If a checkpoint fails because of space or permissions, one line is printed and the training continues; the
     next checkpoint tries again. chain: the checkpoint that the train state was restored from, if any; the
-    first delta builds on it. segments: of a stream, on the first rank of each machine. Collective: every
+    first delta builds on it. stream_reader: of a stream, on the first rank of each machine. Collective: every
     rank.
     """
 
@@ -233,11 +233,11 @@ class CheckpointWriter:
         columns: Columns,
         config: Config,
         context: RuntimeContext,
-        segments: Segments | None = None,
+        stream_reader: StreamReader | None = None,
     ) -> None:
         self.run = run
         # Rank 0 alone writes what the stream keeps, but each machine counts its changes.
-        self.segments = segments
+        self.stream_reader = stream_reader
         self.columns = columns
         self.config = config.with_global_batch(columns.num_train, context.world_size)
         self.context = context
@@ -357,8 +357,8 @@ class CheckpointWriter:
     def _clear_changes(self) -> None:
         for table in self.tables.values():
             table.clear_changes()
-        if self.segments is not None:
-            self.segments.recent.clear_changes()
+        if self.stream_reader is not None:
+            self.stream_reader.recent.clear_changes()
 
     def finish(self) -> None:
         """Wait for the full checkpoint that is under way, and print whether it was written."""
@@ -408,8 +408,8 @@ class CheckpointWriter:
             for name, (shape, _) in self.shapes.items():
                 if name.startswith("tables.") and name not in contents.arrays:
                     contents.add(name, np.zeros((0, *shape[1:]), np.float32))
-        if self.segments is not None and progress.stream is not None and self.context.rank == 0:
-            contents.stream = self.segments.arrays(progress.stream.begin, is_delta)
+        if self.stream_reader is not None and progress.stream is not None and self.context.rank == 0:
+            contents.stream = self.stream_reader.arrays(progress.stream.begin, is_delta)
         # The dense part is the same on every rank, so rank 0 writes it.
         if self.context.rank == 0:
             for name, tensor in self.dense.items():

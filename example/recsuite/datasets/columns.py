@@ -65,7 +65,7 @@ from recsuite.datasets.schema import (
     Schema,
     Table,
 )
-from recsuite.datasets.streams import Segment
+from recsuite.datasets.streams import StreamSegment
 from recsuite.errors import UserError, printable
 from recsuite.files import OPTIONAL, SEAL, FileEntry, check_file, parsed, reason_of, sealed, typed
 from recsuite.metrics import Metrics
@@ -148,7 +148,7 @@ class Columns:
     label_leakage: dict[str, float] = field(default_factory=dict)
     digest: str = ""
     files: dict[str, str] = field(default_factory=dict)
-    segment: Segment | None = field(default=None, metadata=OPTIONAL)
+    segment: StreamSegment | None = field(default=None, metadata=OPTIONAL)
 
     def range_of(self, split: str) -> range:
         """Positions of "train", "validation" or "test" in the columns of events; "catalogue": all items."""

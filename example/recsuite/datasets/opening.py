@@ -38,7 +38,7 @@ from recsuite.runtime.process import (
 )
 
 if TYPE_CHECKING:
-    from recsuite.datasets.preparation.segments import Segments
+    from recsuite.datasets.preparation.stream_reader import StreamReader
     from recsuite.datasets.tables.source import TableFile
 
 # Seconds between two looks at the files.
@@ -143,7 +143,7 @@ class Data:
     columns: Columns
     loader: BatchLoader
     # For a stream: its reader on the first rank of each machine, and the polling for new data.
-    segments: Segments | None = None
+    stream_reader: StreamReader | None = None
     following: FileWatcher | None = None
     # Makes a loader, also for data that have grown.
     build: Callable[..., BatchLoader] = build_dataloader
@@ -153,12 +153,12 @@ class Data:
 def open_data(
     config: Config,
     context: RuntimeContext,
-    make_segments: Callable[[], Segments | None] = lambda: None,
+    make_reader: Callable[[], StreamReader | None] = lambda: None,
     build: Callable[..., BatchLoader] = build_dataloader,
 ) -> Iterator[Data]:
     """Yield the data set and its loader. The workers end with the context. Collective: every rank.
 
-    make_segments: makes the reader of a stream; build: makes the loader, see `build_dataloader`.
+    make_reader: makes the reader of a stream; build: makes the loader, see `build_dataloader`.
 
     Raises:
         UserError: when the data cannot be obtained, differ between machines, or the workers cannot start.
@@ -172,21 +172,21 @@ def open_data(
             advance()
         # Before the files are read: later changes are new data.
         following = FileWatcher(config, context.say, advance) if config.stream.follow_data else None
-        segments = None
+        stream_reader = None
         if config.stream.stream:
-            segments = make_segments()
-            stack.callback(_close, segments)
+            stream_reader = make_reader()
+            stack.callback(_close, stream_reader)
             ends = ends_of(config)
             if topic is not None:
-                position = None if segments is None else segments.position
+                position = None if stream_reader is None else stream_reader.position
                 raise_on_all(lambda: topic.check_retained(position, ends) if position else None)
-            columns = open_segment(segments, context, None, ends)
+            columns = open_segment(stream_reader, context, None, ends)
         else:
             columns = open_same_columns(config, context)
         _report_data(columns, config, context)
         # Before the model is built, so that the workers start and make their first batches meanwhile.
         loader = stack.enter_context(load(columns, config, context, build))
-        yield Data(columns, loader, segments, following, build)
+        yield Data(columns, loader, stream_reader, following, build)
 
 
 def _report_data(columns: Columns, config: Config, context: RuntimeContext) -> None:
@@ -228,9 +228,9 @@ def describe_validation(columns: Columns, config: DataConfig) -> list[str]:
     return [line] if is_auto and number > round(left * SHARE_OF_VALIDATION) else []
 
 
-def _close(segments: Segments | None) -> None:
-    if segments is not None:
-        segments.close()
+def _close(stream_reader: StreamReader | None) -> None:
+    if stream_reader is not None:
+        stream_reader.close()
 
 
 def ends_of(config: Config) -> dict[str, int]:
@@ -244,28 +244,27 @@ def ends_of(config: Config) -> dict[str, int]:
 
 
 def open_segment(
-    segments: Segments | None,
+    stream_reader: StreamReader | None,
     context: RuntimeContext,
     learned: int | None,
     ends: Mapping[str, int] | None = None,
 ) -> Columns:
     """Return the columns of the next segment of a stream, the same on every machine. Collective: every rank.
 
-    segments: the reader, on the first rank of each machine; learned: position of the stream that was learned,
-    None for the one at which it began; ends: size of each file up to which it is read before, None to read
-    nothing.
+    stream_reader: on the first rank of each machine; learned: position of the stream that was learned, None
+    for the one at which it began; ends: size of each file up to which it is read, None to read nothing.
 
     Raises:
         UserError: when the data cannot be read, or differ between machines.
     """
 
     def opened() -> tuple[str, Columns]:
-        assert segments is not None
+        assert stream_reader is not None
         if learned is not None:
-            segments.advance(learned)
+            stream_reader.advance(learned)
         if ends is not None:
-            segments.read(ends)
-        return gethostname(), segments.columns()
+            stream_reader.read(ends)
+        return gethostname(), stream_reader.columns()
 
     everyones = once_per_node(context, opened, PREPARATION_DEADLINE)
     _check_same_data(everyones)

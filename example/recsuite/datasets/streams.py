@@ -98,7 +98,7 @@ EMPTY_STREAM_STATE = StreamState()
 
 
 @dataclass(frozen=True)
-class Segment:
+class StreamSegment:
     """Part of a stream in columns: the events from position `first` of the stream on.
 
     is_last: False if more events were read than the columns have. names: of the files, and marks in them.

@@ -125,7 +125,7 @@ class Training:
             self.windows = StreamWindows(data, config, context)
             self.lines = WindowLog(self.task, self.unit, context)
             self.stream = self.windows.begin(self.progress.stream)
-            self.checkpointer.segments = data.segments
+            self.checkpointer.stream_reader = data.stream_reader
         # The workers start on the first batches, while the model is built. Initial rows are validated before,
         # and then the workers begin again.
         has_more = (

@@ -17,7 +17,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import BatchLoader
 from recsuite.datasets.opening import Data, load, open_segment
 from recsuite.datasets.preparation.baselines import PastBiases
-from recsuite.datasets.preparation.segments import Segments
+from recsuite.datasets.preparation.stream_reader import StreamReader
 from recsuite.datasets.schema import ENTITIES, ITEM, UNKNOWN_ROW, USER
 from recsuite.datasets.streams import (
     PRUNE_EVERY,
@@ -38,7 +38,7 @@ from recsuite.training.progress import Progress, StreamProgress, describe_step
 
 
 class StreamWindows:
-    """Windows of a stream's events, in columns of its segments, which follow each other.
+    """Windows of a stream's events, in columns of its stream_reader, which follow each other.
 
     columns: those of the current segment; following: looks for growth, None if the data are not followed. A
     `Window` has positions in the columns, and a `StreamProgress` has those in the stream. Collective: every
@@ -161,7 +161,7 @@ class StreamWindows:
         following = self.following if self._segment.is_last else None
         ends = None if following is None else dict(broadcast_from_rank0(lambda: following.known))
         try:
-            columns = open_segment(self._data.segments, self._context, stream.begin, ends)
+            columns = open_segment(self._data.stream_reader, self._context, stream.begin, ends)
         except UserError as error:
             if following is None:
                 raise
@@ -178,18 +178,18 @@ class StreamWindows:
         """
         if stream.end // PRUNE_EVERY == stream.begin // PRUNE_EVERY:
             return
-        segments, rank = self._data.segments, self._context.rank
+        stream_reader, rank = self._data.stream_reader, self._context.rank
         dynamic = {table.name for table in self.columns.tables if table.feature.is_dynamic}
         for entity in ENTITIES:
             name = self.columns.schema.name_of(entity)
             # Every machine has the same ids in the same order.
-            ids = broadcast_from_rank0(functools.partial(_kept_ids, segments, entity, stream.end))
+            ids = broadcast_from_rank0(functools.partial(_kept_ids, stream_reader, entity, stream.end))
             if name in dynamic:
                 mask = have_rows(model, name, torch.from_numpy(ids).to(self._context.device), rank)
-                if segments is not None:
-                    segments.keep(entity, mask.cpu().numpy())
-            elif segments is not None:
-                segments.keep_known(entity)
+                if stream_reader is not None:
+                    stream_reader.keep(entity, mask.cpu().numpy())
+            elif stream_reader is not None:
+                stream_reader.keep_known(entity)
 
     def load(self) -> BatchLoader:
         """Return a loader of the current columns; the one before ends."""
@@ -201,17 +201,17 @@ class StreamWindows:
     def drop_columns(self) -> None:
         """Remove columns that no rank reads any more."""
         raise_on_all(lambda: None)
-        if self._data.segments is not None:
-            self._data.segments.remove_before(self.columns)
+        if self._data.stream_reader is not None:
+            self._data.stream_reader.remove_before(self.columns)
 
     def close(self) -> None:
         """End the loader. Not collective."""
         self._loader.close()
 
 
-def _kept_ids(segments: Segments | None, entity: str, position: int) -> np.ndarray:
-    assert segments is not None
-    return segments.ids_of(entity, position)
+def _kept_ids(stream_reader: StreamReader | None, entity: str, position: int) -> np.ndarray:
+    assert stream_reader is not None
+    return stream_reader.ids_of(entity, position)
 
 
 def describe_growth(before: Columns, columns: Columns) -> str:

@@ -27,6 +27,7 @@ from recsuite.datasets.arrays import (
 from recsuite.datasets.columns import MANIFEST, Columns, listed_items
 from recsuite.datasets.preparation.baselines import baselines_of, oracle_of
 from recsuite.datasets.preparation.histories import StoredEvents, write_histories
+from recsuite.datasets.preparation.loops import CONTEXT
 from recsuite.datasets.preparation.splits import rule_for_seen, split
 from recsuite.datasets.preparation.vocabulary import (
     WrittenFeatures,
@@ -45,9 +46,9 @@ from recsuite.datasets.schema import (
     Table,
     record_of,
 )
-from recsuite.datasets.streams import HEAD, Segment
+from recsuite.datasets.streams import HEAD, StreamSegment
 from recsuite.errors import UserError, escaped
-from recsuite.files import digest_of, flush, flushed, flushing, plain, remove, sealed
+from recsuite.files import digest_of, entry_of, flush, flushed, flushing, plain, remove, sealed
 from recsuite.hooks import optional
 from recsuite.metrics import Metrics, finite
 from recsuite.runtime.console import stage
@@ -74,7 +75,7 @@ class StreamPart:
     vocabulary: str
     sums: Mapping[str, np.ndarray]
     notes: Sequence[str]
-    segment: Segment
+    segment: StreamSegment
 
 
 def _successor_of(folder: Path) -> Path:
@@ -106,14 +107,16 @@ def make_columns(
         with stage("making columns", sum(PARTS.values()), "percent") as reached:
             # Written under another name: a process that dies here leaves no columns that look complete.
             manifest = _write_columns(making, raw, schema, config, seed, reached, stream)
-        # The files must be on the disk before the rename.
-        written = [flushed(path) for path in sorted(making.iterdir())]
+        # The files must be on the disk before the rename, but no other training reads those of a stream.
+        entry = flushed if stream is None else entry_of
+        written = [entry(path) for path in sorted(making.iterdir())]
         files = [dataclasses.asdict(entry) for entry in written]
         # Last, because it holds the digests of all other files. Columns without it are ignored.
         content = json.dumps(sealed({**manifest, "files": files}), indent=1, allow_nan=False)
         (making / MANIFEST).write_text(content)
-        flush(making / MANIFEST)
-        flush(making)
+        if stream is None:
+            flush(making / MANIFEST)
+            flush(making)
         # A process that uses the old columns may open one of their files later, and must find the same bits.
         if there is not None and {entry.name: entry.xxh3_128 for entry in written} != there.files:
             folder = _successor_of(folder)
@@ -159,6 +162,8 @@ def _write_columns(
     reached: Callable[[int], None],
     stream: StreamPart | None,
 ) -> dict[str, Any]:
+    # A reading may have several segments, and its notes are those of the first one.
+    skipped = raw.skipped if stream is None else []
     order, sizes, notes = split(raw, schema, config, seed, folder) if stream is None else _order_of(stream)
     stored = _write_events(folder, raw, order, _done(reached, "events"))
     oracle = oracle_of(raw, order, sizes[2], config.split) if stream is None else None
@@ -199,7 +204,9 @@ def _write_columns(
     item_counts = counts_of(stored.item[:num_train], len(raw.items))
     np.save(folder / "item_counts.npy", item_counts.astype(np.int32))
     rows, progress = _rows_of_items(folder, written, schema), _done(reached, "histories")
-    ends, longest = write_histories(folder, stored, rows, sizes, progress, raw.context)
+    # What a stream keeps came before.
+    first_part = 0 if stream is None else CONTEXT
+    ends, longest = write_histories(folder, stored, rows, sizes, progress, raw.context, first_part)
     fields = {"user": stored.user, "item": stored.item, "label": stored.label, "history_end": ends, **weight}
     write_records(folder / "rows.npy", fields, own)
     del ends, weight, fields, own
@@ -228,7 +235,7 @@ def _write_columns(
         "seen": schema.seen,
         "item_leakage": item_leakage,
         "label_leakage": label_leakage,
-        "notes": [*map(escaped, (*raw.skipped, *notes, *said))],
+        "notes": [*map(escaped, (*skipped, *notes, *said))],
         **({} if segment is None else {"segment": plain(segment)}),
     }
 
@@ -238,7 +245,7 @@ def _order_of(stream: StreamPart) -> tuple[np.ndarray, tuple[int, int, int], lis
     return stream.order, (len(stream.order), 0, 0), [*stream.notes]
 
 
-def _with_means(segment: Segment, raw: RawData, head: np.ndarray) -> Segment:
+def _with_means(segment: StreamSegment, raw: RawData, head: np.ndarray) -> StreamSegment:
     """Return a segment with the means of the first events, if it begins the stream. head: their places."""
     if segment.first:
         return segment
@@ -313,7 +320,7 @@ def _write_events(
 
 
 def _weight(
-    folder: Path, raw: RawData, order: np.ndarray, num_train: int, segment: Segment | None
+    folder: Path, raw: RawData, order: np.ndarray, num_train: int, segment: StreamSegment | None
 ) -> dict[str, np.ndarray]:
     """Weight of each event in the loss, float32, with mean 1; empty if the data have no weights."""
     if raw.events.weight is None:

@@ -1,4 +1,4 @@
-"""Segments of a stream: columns of the events that it has not learned, with what it keeps of the others.
+"""StreamReader of a stream: columns of the events that it has not learned, with what it keeps of the others.
 
 The files are read from where the last reading ended. An event that is learned is not read again: its user
 keeps it in a history, see `recent.RecentEvents`. So a segment costs as much as its events, however many the
@@ -36,11 +36,12 @@ from recsuite.datasets.schema import ITEM, USER, Codes, Events, RawData, Schema,
 from recsuite.datasets.source import DATA_DEADLINE, locate, with_flags
 from recsuite.datasets.streams import (
     PRUNE_EVERY,
+    SECONDS_PER_DAY,
     TAIL_BYTES,
     FilePosition,
     Frontier,
     Mark,
-    Segment,
+    StreamSegment,
     StreamState,
     end_of_window,
     num_events_of_wrong_clock,
@@ -79,7 +80,7 @@ class _Unlearned:
     begin: int = 0
 
 
-class Segments:
+class StreamReader:
     """Reader of a stream on the first process of a machine. Not collective.
 
     recent: what the stream keeps of learned events; position: of the next segment.
@@ -180,6 +181,13 @@ class Segments:
         row = np.concatenate([begins[name] + np.arange(number) for name, number in counts.items()])
         # A file that is not read in parts was read again from its begin.
         known = np.array([self._marks[name][-1].rows if name in self._marks else 0 for name in names])
+        for name, number in counts.items():
+            if begins[name] + number < self._seen.get(name, 0):
+                raise UserError(
+                    f"{self._seen[name]:,} rows of {name} were read, and it has {begins[name] + number:,} now: "
+                    "those that are missing are not those that this stream has learned from. Fix: put the "
+                    "file back as it was, or train anew without --resume."
+                )
         seen = np.array([self._seen.get(name, 0) for name in names])
         is_old = self.position.frontier.includes(raw.events.time, file, row, names)
         num_late = int(np.count_nonzero(is_old & (row >= seen[file])))
@@ -264,7 +272,7 @@ class Segments:
         raw, of_raw = events.raw, order
         if self._first or not is_last:
             raw, of_raw = _restricted(events.raw, order, source.schema, self.recent), np.arange(len(order))
-        segment = Segment(
+        segment = StreamSegment(
             self._first, is_last, tuple(self._names), self._marks_of(events, order), self.position
         )
         # Imported here: a rank that does not make columns needs no compiler of loops.
@@ -316,6 +324,8 @@ class Segments:
     def _marks_of(self, events: _Unlearned, order: np.ndarray) -> tuple[Mark, ...]:
         """Return the marks of all files, each with the position up to which all before it is learned."""
         learned_at = np.full(len(events.row), NEVER)
+        # An event of the future would have its file read again from there after each resume, for years.
+        learned_at[events.raw.events.time > time.time() + SECONDS_PER_DAY] = self._first
         learned_at[events.order[: events.begin]] = self._first
         learned_at[order] = self._first + 1 + np.arange(len(order))
         marks = []
