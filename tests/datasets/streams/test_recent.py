@@ -1,4 +1,4 @@
-"""What a stream keeps of learned events: last items of users and sums of labels, however the events came."""
+"""A stream keeps the last items of users and sums of labels, whatever the parts in which events came."""
 
 from __future__ import annotations
 

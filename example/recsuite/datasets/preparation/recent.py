@@ -1,4 +1,4 @@
-"""What a stream keeps of the events that it has learned: the last items of each user, and sums of labels.
+"""Recent events of a stream that it has learned: the last items of each user, and sums of labels.
 
 Its size depends on the users and items that are kept, not on the number of events. The first process of each
 machine holds it. A checkpoint has all of it, and a delta what changed since the checkpoint before.
@@ -174,7 +174,7 @@ class Lists:
 
 
 class RecentEvents:
-    """What a stream keeps of its learned events.
+    """Last items of each user, and sums of labels, of the learned events of a stream.
 
     users, items: with the sums of their labels; lists: last items of each user, with labels and times; total,
     number: sum and number of all labels. longest: length of a user history; keeps_changes: True if deltas are

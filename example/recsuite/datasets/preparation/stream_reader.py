@@ -184,9 +184,9 @@ class StreamReader:
         for name, number in counts.items():
             if begins[name] + number < self._seen.get(name, 0):
                 raise UserError(
-                    f"{self._seen[name]:,} rows of {name} were read, and it has {begins[name] + number:,} now: "
-                    "those that are missing are not those that this stream has learned from. Fix: put the "
-                    "file back as it was, or train anew without --resume."
+                    f"{name} has {begins[name] + number:,} rows, and {self._seen[name]:,} of it were read: "
+                    "they are not those that this stream has learned from. Fix: put the file back as it was, "
+                    "or train anew without --resume."
                 )
         seen = np.array([self._seen.get(name, 0) for name in names])
         is_old = self.position.frontier.includes(raw.events.time, file, row, names)
