@@ -5,8 +5,8 @@
 
 A training learns the events that are there in long windows, and ends. Then it is resumed with --follow_data,
 and a server follows it. A chunk of events is appended to their file, a window for each, and the time is
-measured until the served model has learned it. The users are few: all have whole histories from the first size
-on, so what the stream keeps is the same after any number of events. Prints each figure beside its bar.
+measured until the served model has learned it. The users are few: all have whole histories from the first
+size on, so what the stream keeps is the same after any number of events. Prints each figure beside its bar.
 """
 
 from __future__ import annotations
