@@ -76,20 +76,20 @@ def open_columns(config: Config, launch: str = "", stream_state: StreamState = E
         raise UserError("The events have no times, so --stream has no order to follow; remove it.")
     is_named = bool(data.cache_dir) and not is_remote(data.cache_dir)
     cache = Path(data.cache_dir) if is_named else place_for(source.folder, COLUMNS)
-    digests = _digests(source.files)
-    name = _name(digests, source.key, data, seed, known)
+    digests = digests_of_files(source.files)
+    name = name_of_columns(digests, source.key, data, seed, known)
 
     def read_again() -> RawData:
         with stage("reading the files"):
             raw = read(source, data, cache)
         # The name of the folder contains the digests of the files.
-        if _digests(source.files) != digests:
+        if digests_of_files(source.files) != digests:
             raise UserError(f"The files in {source.folder} changed while they were read; start again.")
         return raw
 
     columns = None
     for before in stream_state.before:
-        earlier = newest_of(cache, _name(digests, source.key, data, seed, before))
+        earlier = newest_of(cache, name_of_columns(digests, source.key, data, seed, before))
         columns = columns or _unchanged(earlier, source, stream_state)
     # First without the lock: most runs find their columns, even in a read-only folder.
     if columns is None and not _is_due(data, cache, name, launch):
@@ -110,6 +110,12 @@ def open_columns(config: Config, launch: str = "", stream_state: StreamState = E
             f"{expected:,}; remove the folder to download it again, or leave --dataset out to read it as it "
             "is."
         )
+    return with_history(columns, config)
+
+
+def with_history(columns: Columns, config: Config) -> Columns:
+    """Return columns with the table of user histories, if the flags ask for them."""
+    data = config.data
     if not data.history:
         return columns
     if config.model.reads_order:
@@ -234,7 +240,7 @@ def _found(cache: Path, name: str, source: TableSource, is_named: bool) -> Colum
     return None
 
 
-def _name(
+def name_of_columns(
     digests: dict[str, str],
     key: object,
     config: DataConfig,
@@ -279,7 +285,7 @@ def remove_owned(cache: Path, owner: str, used: Path | None = None) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _digests(files: Sequence[TableFile]) -> dict[str, str]:
+def digests_of_files(files: Sequence[TableFile]) -> dict[str, str]:
     """Map the name of each file to its digest."""
     with stage("checking the files"), ThreadPoolExecutor(DIGEST_THREADS) as pool:
         digests = pool.map(lambda file: file.digest(), files)

@@ -33,6 +33,7 @@ from recsuite.datasets.preparation.vocabulary import (
     write_features,
     write_vocabulary,
 )
+from recsuite.datasets.preparation.whole import WHOLE, Whole
 from recsuite.datasets.schema import (
     EVALUATIONS,
     EVENT,
@@ -52,6 +53,9 @@ from recsuite.metrics import Metrics, finite
 from recsuite.runtime.console import stage
 
 NOT_CHECKED = "features of the event are not checked for leakage: that requires the extra leakage"
+NOT_CHECKED_IN_PARTS = (
+    "features of the event are not checked for leakage: that requires all events in one piece"
+)
 # Name of an unfinished folder, with the process id.
 LEFTOVER = re.compile(r"\.making-\d+")
 # The parts of making columns, and the percent of the time that each takes for very many events.
@@ -71,11 +75,12 @@ def make_columns(
     seed: int,
     there: Columns | None = None,
     stream_state: StreamState | None = None,
+    whole: Whole = WHOLE,
 ) -> None:
     """Write columns and move them to their folder. The caller must hold the lock.
 
     there: the intact columns in the folder, if any. New columns with the same bits replace them; others go to
-    a successor. stream_state: of a stream, whose events are in the order of time only.
+    a successor. stream_state: of a stream, whose events are in the order of time only. whole: of the events.
     """
     # This process holds the lock, so any unfinished folder was left by a process that died.
     for path in folder.parent.iterdir():
@@ -86,7 +91,7 @@ def make_columns(
     try:
         with stage("making columns", sum(PARTS.values()), "percent") as reached:
             # Written under another name: a process that dies here leaves no columns that look complete.
-            manifest = _write_columns(making, raw, schema, config, seed, reached, stream_state)
+            manifest = _write_columns(making, raw, schema, config, seed, reached, stream_state, whole)
         # The files must be on the disk before the rename.
         written = [flushed(path) for path in sorted(making.iterdir())]
         files = [dataclasses.asdict(entry) for entry in written]
@@ -139,24 +144,27 @@ def _write_columns(
     seed: int,
     reached: Callable[[int], None],
     stream_state: StreamState | None,
+    whole: Whole,
 ) -> dict[str, Any]:
     order, sizes, notes = (
-        stream_order(raw, schema, stream_state) if stream_state else split(raw, schema, config, seed, folder)
+        stream_order(raw, schema, stream_state)
+        if stream_state
+        else split(raw, schema, config, seed, folder, whole)
     )
     is_late = stream_state.is_late(raw.events.time, raw.events_per_file) if stream_state else ()
     num_late = int(np.count_nonzero(is_late))
     stored = _write_events(folder, raw, order, _done(reached, "events"))
     oracle = oracle_of(raw, order, sizes[2], config.split)
     num_train = sizes[0]
-    written, own = _write_features(folder, raw, stored, order, num_train, schema, stream_state)
+    written, own = _write_features(folder, raw, stored, order, num_train, schema, stream_state, whole)
     num_head = min(num_train, HEAD) if stream_state else num_train
-    weight = _weight(folder, raw, order, num_head) | _more_labels(folder, raw, order)
+    weight = _weight(folder, raw, order, num_head, whole) | _more_labels(folder, raw, order)
     item_leakage: dict[str, float] = {}
     label_leakage: dict[str, float] = {}
     has_own = any(feature.entity == EVENT for feature in schema.features)
-    leakage = optional("leakage") if has_own else None
+    leakage = optional("leakage") if has_own and not whole.is_part else None
     if has_own and leakage is None:
-        notes = [*notes, NOT_CHECKED]
+        notes = [*notes, NOT_CHECKED_IN_PARTS if whole.is_part else NOT_CHECKED]
     if leakage is not None:
         items = stored.item[:num_train]
         if not stream_state:
@@ -167,14 +175,19 @@ def _write_columns(
     # Frees as much memory as a column.
     del order
     seen, said = rule_for_seen(
-        config, stored.user[:num_train], stored.item[:num_train], schema, is_stream=stream_state is not None
+        config,
+        stored.user[:num_train],
+        stored.item[:num_train],
+        schema,
+        is_stream=stream_state is not None,
+        whole=whole,
     )
     schema = dataclasses.replace(schema, seen=seen)
     if written.left_out:
         said.append(f"skipped the features that the files do not have: {', '.join(written.left_out)}")
     features = [*(table.feature for table in written.tables), *written.numbers]
     (folder / SCHEMA_FILE).write_text(json.dumps(record_of(schema, features), indent=1, allow_nan=False))
-    item_counts = counts_of(stored.item[:num_train], len(raw.items))
+    item_counts = whole.total(counts_of(stored.item[:num_train], len(raw.items)))
     np.save(folder / "item_counts.npy", item_counts.astype(np.int32))
     rows, progress = _rows_of_items(folder, written, schema), _done(reached, "histories")
     ends, longest = write_histories(folder, stored, rows, sizes, progress, raw.context)
@@ -187,18 +200,19 @@ def _write_columns(
             progress = _done(reached, "baselines")
             tables = [table.feature for table in written.tables]
             is_listed = listed_items(lambda name: np.load(folder / f"{name}.npy"), schema, tables)
-            baselines = baselines_of(folder, stored, is_listed, sizes, oracle, schema, progress)
+            baselines = baselines_of(folder, stored, is_listed, sizes, oracle, schema, progress, whole)
+    whole.write_beside(folder, raw, schema)
     return {
         # Digest of the meaning of a position in the training: a checkpoint stores its progress as a position.
         "digest": f"{digest_of(folder / 'rows.npy')}-{num_train}-{sizes[1]}",
         **dict(zip(("num_train", "num_validation", "num_test"), sizes, strict=True)),
         # Includes the events of a stream that are held back.
         "num_skipped": raw.num_skipped + len(raw.events.user) - sum(sizes) - num_late,
-        "num_users": len(raw.users),
+        "num_users": whole.num_users(raw),
         f"num_{schema.items}": len(raw.items),
-        "longest_history": longest,
+        "longest_history": int(whole.joined(np.array([longest])).max()),
         # The model starts from it, so it must not depend on later events.
-        "mean_rating": float(stored.label[:num_head].mean(dtype=np.float64)),
+        "mean_rating": whole.mean(stored.label[:num_head]),
         "tables": [_recorded(table, schema) for table in written.tables],
         "numbers": [plain(schema.recorded(feature)) for feature in written.numbers],
         "baselines": {
@@ -228,6 +242,7 @@ def _write_features(
     num_train: int,
     schema: Schema,
     stream_state: StreamState | None,
+    whole: Whole,
 ) -> tuple[WrittenFeatures, FeatureArrays]:
     """Write the features of users and items, and the vocabulary; return the features, of events too."""
     is_trained = {
@@ -241,7 +256,8 @@ def _write_features(
             is_trained[ITEM][raw.context.item[part][raw.context.time[part] <= newest]] = True
     frames = {USER: raw.users, ITEM: raw.items}
     entities = {name: (frames[name], np.flatnonzero(trained)) for name, trained in is_trained.items()}
-    written = write_features(folder, entities, schema, stream_state.known if stream_state else {})
+    known = stream_state.known if stream_state else whole.known
+    written = write_features(folder, entities, schema, known, whole.is_part)
     own = features_of_events(folder, written, raw.events, order, num_train, schema)
     write_vocabulary(folder, written)
     written.tables.sort(key=lambda table: table.feature.multi)
@@ -276,13 +292,15 @@ def _write_keys(folder: Path, raw: RawData, stored: StoredEvents, schema: Schema
         keys[part] = keys_of(user, item, stored.label[part], stored.time[part])
 
 
-def _weight(folder: Path, raw: RawData, order: np.ndarray, num_train: int) -> dict[str, np.ndarray]:
+def _weight(
+    folder: Path, raw: RawData, order: np.ndarray, num_train: int, whole: Whole
+) -> dict[str, np.ndarray]:
     """Weight of each event in the loss, float32, with mean 1; empty if the data have no weights."""
     if raw.events.weight is None:
         return {}
     weight = gather(raw.events.weight, order, temporary(folder, len(order), np.float32))
     # Mean 1, so that learning rates and decays have the same effect with weights as without.
-    mean = weight[:num_train].mean(dtype=np.float64)
+    mean = whole.mean(weight[:num_train])
     if not mean > 0:
         raise UserError("The weights of all training events are 0; give some of them a weight above 0.")
     for part in chunks(len(weight), weight):

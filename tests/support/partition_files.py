@@ -1,0 +1,146 @@
+"""Small data sets of partitions: events of users with a planted rank, as DuckDB and Spark write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pyarrow
+import pyarrow.parquet
+
+SCHEMA = """
+[user]
+column = "user"
+
+[item]
+column = "item"
+
+{label}
+[timestamp]
+column = "time"
+format = "unix"
+
+[features.city]
+of = "user"
+kind = "category"
+column = "city"
+
+[features.kind]
+of = "item"
+kind = "list"
+column = "kind"
+separator = "|"
+
+[features.price]
+of = "item"
+kind = "number"
+column = "price"
+
+[features.age]
+of = "user"
+kind = "number"
+column = "age"
+
+[features.device]
+of = "event"
+kind = "category"
+column = "device"
+
+[features.hours]
+of = "event"
+kind = "number"
+column = "hours"
+"""
+RATING = """[label]
+column = "rating"
+kind = "rating"
+lowest = 1.0
+highest = 5.0
+"""
+CLICKS = """[label]
+kind = "clicks"
+"""
+SPLITS = ("train", "validation", "test")
+
+
+def log(num_users: int = 90, num_items: int = 40, number: int = 6_000, seed: int = 0) -> pandas.DataFrame:
+    """Events with properties of users and items, in the order of time; a pair has one event."""
+    rng = np.random.default_rng(seed)
+    # Some users and items have far more events than others.
+    user = (num_users * rng.random(3 * number) ** 1.5).astype(int)
+    item = (num_items * rng.random(3 * number) ** 1.5).astype(int)
+    pairs = pandas.DataFrame({"user": user, "item": item}).drop_duplicates()[:number]
+    user, item = pairs["user"].to_numpy(), pairs["item"].to_numpy()
+    factors = rng.normal(size=(num_users, 2)), rng.normal(size=(num_items, 2))
+    score = 3 + rng.normal(0, 0.7, num_users)[user] + rng.normal(0, 0.7, num_items)[item]
+    score += (factors[0][user] * factors[1][item]).sum(axis=1) / 2
+    count = len(pairs)
+    return pandas.DataFrame(
+        {
+            "user": user + 1_000,
+            "item": item + 1,
+            "rating": np.clip(np.rint(score), 1, 5),
+            "time": 1_600_000_000 + np.sort(rng.integers(0, 10**7, count)),
+            "device": rng.choice(["phone", "desk", None], count),
+            "hours": np.float32(rng.exponential(2, count)),
+            "split": np.repeat(SPLITS, [count - 2 * (count // 8), count // 8, count // 8]),
+        }
+    )
+
+
+def users_of(events: pandas.DataFrame) -> pandas.DataFrame:
+    """The table of users."""
+    ids = np.sort(events["user"].unique())
+    cities = np.array(["Bern", "Genf", "Ulm", "Wien"])
+    ages = np.random.default_rng(1).integers(16, 80, len(ids)).astype(float)
+    return pandas.DataFrame({"user": ids, "city": cities[ids % 4], "age": ages})
+
+
+def items_of(events: pandas.DataFrame) -> pandas.DataFrame:
+    """The table of items, which lacks the last ones."""
+    ids = np.sort(events["item"].unique())[:-3]
+    kinds = np.array(["new", "old|used", "new|rare"])
+    prices = np.random.default_rng(2).exponential(10, len(ids))
+    return pandas.DataFrame({"item": ids, "kind": kinds[ids % 3], "price": prices})
+
+
+def partition_of(user: Any, number: int) -> Any:
+    """Partition of each user; the first one has most of them."""
+    hashed = user * 2654435761 % 2**32 / 2**32
+    return (number * hashed**1.5).astype(int)
+
+
+def write_parquet(path: Path, frame: pandas.DataFrame) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pandas(frame, preserve_index=False), path)
+
+
+def write_partitions(
+    folder: Path,
+    number: int,
+    events: pandas.DataFrame | None = None,
+    label: str = RATING,
+    own_users: bool = True,
+) -> Path:
+    """Write a data set of partitions, and return its folder. own_users: the table of users has partitions."""
+    events = log() if events is None else events
+    part = partition_of(events["user"].to_numpy(), number)
+    columns = [name for name in events if name != "split" and (name != "rating" or "rating" in label)]
+    for partition in range(number):
+        (folder / "events" / f"part={partition:05d}").mkdir(parents=True)
+        for split in SPLITS:
+            some = events[(part == partition) & (events["split"] == split)]
+            if len(some):
+                path = folder / "events" / f"part={partition:05d}" / f"split={split}" / "data_0.parquet"
+                write_parquet(path, some[columns])
+    users = users_of(events)
+    if own_users:
+        for partition, some in users.groupby(partition_of(users["user"].to_numpy(), number)):
+            write_parquet(folder / "users" / f"part={partition:05d}" / "data_0.parquet", some)
+    else:
+        write_parquet(folder / "users.parquet", users)
+    write_parquet(folder / "items.parquet", items_of(events))
+    (folder / "schema.toml").write_text(SCHEMA.format(label=label))
+    return folder
