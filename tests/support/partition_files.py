@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pandas
 import pyarrow
@@ -62,6 +60,18 @@ highest = 5.0
 CLICKS = """[label]
 kind = "clicks"
 """
+LABELS = """[[label]]
+column = "liked"
+kind = "yes_no"
+
+[[label]]
+column = "bought"
+kind = "yes_no"
+
+[weight]
+column = "weight"
+
+"""
 SPLITS = ("train", "validation", "test")
 
 
@@ -95,7 +105,7 @@ def users_of(events: pandas.DataFrame) -> pandas.DataFrame:
     ids = np.sort(events["user"].unique())
     cities = np.array(["Bern", "Genf", "Ulm", "Wien"])
     ages = np.random.default_rng(1).integers(16, 80, len(ids)).astype(float)
-    return pandas.DataFrame({"user": ids, "city": cities[ids % 4], "age": ages})
+    return pandas.DataFrame({"user": ids, "city": cities[np.arange(len(ids)) % 4], "age": ages})
 
 
 def items_of(events: pandas.DataFrame) -> pandas.DataFrame:
@@ -103,13 +113,14 @@ def items_of(events: pandas.DataFrame) -> pandas.DataFrame:
     ids = np.sort(events["item"].unique())[:-3]
     kinds = np.array(["new", "old|used", "new|rare"])
     prices = np.random.default_rng(2).exponential(10, len(ids))
-    return pandas.DataFrame({"item": ids, "kind": kinds[ids % 3], "price": prices})
+    return pandas.DataFrame({"item": ids, "kind": kinds[np.arange(len(ids)) % 3], "price": prices})
 
 
-def partition_of(user: Any, number: int) -> Any:
+def partition_of(users: pandas.Series, number: int) -> np.ndarray:
     """Partition of each user; the first one has most of them."""
-    hashed = user * 2654435761 % 2**32 / 2**32
-    return (number * hashed**1.5).astype(int)
+    numbers = users.astype(str).str.lstrip("u").astype(int).to_numpy()
+    hashed = numbers * 2654435761 % 2**32 / 2**32
+    return np.floor(number * hashed**1.5).astype(int)
 
 
 def write_parquet(path: Path, frame: pandas.DataFrame) -> None:
@@ -126,7 +137,7 @@ def write_partitions(
 ) -> Path:
     """Write a data set of partitions, and return its folder. own_users: the table of users has partitions."""
     events = log() if events is None else events
-    part = partition_of(events["user"].to_numpy(), number)
+    part = partition_of(events["user"], number)
     columns = [name for name in events if name != "split" and (name != "rating" or "rating" in label)]
     for partition in range(number):
         (folder / "events" / f"part={partition:05d}").mkdir(parents=True)
@@ -137,10 +148,22 @@ def write_partitions(
                 write_parquet(path, some[columns])
     users = users_of(events)
     if own_users:
-        for partition, some in users.groupby(partition_of(users["user"].to_numpy(), number)):
+        for partition, some in users.groupby(partition_of(users["user"], number)):
             write_parquet(folder / "users" / f"part={partition:05d}" / "data_0.parquet", some)
     else:
         write_parquet(folder / "users.parquet", users)
     write_parquet(folder / "items.parquet", items_of(events))
     (folder / "schema.toml").write_text(SCHEMA.format(label=label))
     return folder
+
+
+def with_more_labels(events: pandas.DataFrame) -> pandas.DataFrame:
+    """Events with two labels, the second of which some lack, and a weight."""
+    number, ratings = np.arange(len(events)), events["rating"]
+    bought = np.where(number % 3 == 0, np.nan, (ratings > 4).astype(float))
+    return events.assign(liked=(ratings > 3).astype(int), bought=bought, weight=1.0 + number % 4)
+
+
+def with_texts(events: pandas.DataFrame) -> pandas.DataFrame:
+    """Events whose ids are texts."""
+    return events.assign(user="u" + events["user"].astype(str), item="i" + events["item"].astype(str))

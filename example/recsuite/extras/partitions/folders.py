@@ -76,8 +76,8 @@ def _check_folders(tables: Tables, number: int) -> None:
                 "remove one of them."
             )
     known = f"{parent or root} has {counted(len(folders), 'partition')}"
-    missing = [partition for partition in range(max(number, *folders) + 1) if partition not in folders]
-    missing = [partition for partition in missing if partition < max(number, max(folders) + 1)]
+    wanted = range(max(number, max(folders) + 1))
+    missing = [partition for partition in wanted if partition not in folders]
     if not missing and len(folders) == number:
         return
     if not missing:

@@ -178,9 +178,8 @@ def _make(
                 stack.enter_context(locked(source.own / ".lock", doing, DATA_DEADLINE))
             exchange.gathered(None)
         if exchange.rank == 0:
-            say(
-                f"reading {source.folder}; writing columns to {source.own}, and beside it for the other ranks"
-            )
+            others = " and likewise for the other ranks" if exchange.size > 1 else ""
+            say(f"reading {source.folder}; writing columns to {source.own}{others}")
         with stage("reading the files"):
             raw = read(source, data, source.own)
         if digests_of_files(source.files) != digests:
