@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+
 import numpy as np
 import pandas
 import pyarrow
@@ -93,7 +94,7 @@ def log(num_users: int = 90, num_items: int = 40, number: int = 6_000, seed: int
             "item": item + 1,
             "rating": np.clip(np.rint(score), 1, 5),
             "time": 1_600_000_000 + np.sort(rng.integers(0, 10**7, count)),
-            "device": rng.choice(["phone", "desk", None], count),
+            "device": np.array(["phone", "desk", None], object)[rng.integers(0, 3, count)],
             "hours": np.float32(rng.exponential(2, count)),
             "split": np.repeat(SPLITS, [count - 2 * (count // 8), count // 8, count // 8]),
         }
@@ -148,8 +149,11 @@ def write_partitions(
                 write_parquet(path, some[columns])
     users = users_of(events)
     if own_users:
-        for partition, some in users.groupby(partition_of(users["user"], number)):
-            write_parquet(folder / "users" / f"part={partition:05d}" / "data_0.parquet", some)
+        part = partition_of(users["user"], number)
+        for partition in np.unique(part):
+            write_parquet(
+                folder / "users" / f"part={partition:05d}" / "data_0.parquet", users[part == partition]
+            )
     else:
         write_parquet(folder / "users.parquet", users)
     write_parquet(folder / "items.parquet", items_of(events))

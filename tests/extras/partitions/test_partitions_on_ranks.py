@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import partition_files
 from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
-from tests.support.partition_ranks import CASES, NUMBER
+from tests.support.partition_ranks import NUMBER
 
 RANKS = (1, 2, 3)
 Found = dict[int, dict[str, Any]]

@@ -284,8 +284,8 @@ def fit_biases(
     bias 0.
 
     user, item: int32 [n]; label: float32 [n]; sizes: numbers of users and of items; done: called with the
-    finished share of the rounds; whole: of the events, whose users are positions here, and whose items are the
-    same on all ranks.
+    finished share of the rounds; whole: of the events. A position is of one item on all ranks, and of a user
+    here alone.
     """
     fits = [_rounds(user[:number], item[:number], label[:number], sizes, whole) for number in numbers]
     before = (math.inf,) * len(fits)

@@ -27,7 +27,7 @@ USER_NUMBERS = "user_numbers"
 
 
 class Exchange:
-    """Collectives of the ranks that read partitions. A mistake of one rank is raised on all, see `together`."""
+    """Collectives of the ranks that read partitions. A mistake of one is raised on all, see `together`."""
 
     def __init__(self, context: RuntimeContext) -> None:
         self.rank, self.size = context.rank, context.world_size
@@ -80,7 +80,7 @@ class Exchange:
         return sums.numpy()
 
     def swapped(self, numbers: np.ndarray, owners: np.ndarray) -> np.ndarray:
-        """Send each row of numbers, int64 [n, m], to its owner, int [n]; return the rows that this rank gets."""
+        """Send each row of numbers, int64 [n, m], to its owner, int [n]; return the rows of this rank."""
         counts = np.bincount(owners, minlength=self.size)
         sizes = np.array(self.gathered(counts))[:, self.rank]
         mine = torch.from_numpy(np.ascontiguousarray(numbers[np.argsort(owners, kind="stable")]))

@@ -1,4 +1,4 @@
-"""Folders of partitions: which are there, which of them a rank reads, and if their files are of one schema."""
+"""Folders of partitions: those that are there, those that a rank reads, and the schemas of their files."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def _check_folders(tables: Tables, number: int) -> None:
         partition = number_of(name)
         if partition is None or file.format != "parquet":
             raise UserError(
-                f"--partitions {number} requires Parquet files in folders events/{PART}=0 and so on, and {name} "
-                "is none; move it, or name the folder of the events under [files] of schema.toml."
+                f"--partitions requires Parquet files in folders events/{PART}=0 and so on, and {name} is "
+                "none; move it, or name the folder of the events under [files] of schema.toml."
             )
     parents = {name[: name.index(f"{PART}=")] for name in names}
     if len(parents) > 1:
@@ -72,8 +72,8 @@ def _check_folders(tables: Tables, number: int) -> None:
         partition, folder = number_of(name), name[len(parent) :].partition("/")[0]
         if partition is not None and folders.setdefault(partition, folder) != folder:
             raise UserError(
-                f"Partition {partition} is there twice, in {parent}{folders[partition]} and {parent}{folder}; "
-                "remove one of them."
+                f"Partition {partition} is there twice, in {parent}{folders[partition]} and "
+                f"{parent}{folder}; remove one of them."
             )
     known = f"{parent or root} has {counted(len(folders), 'partition')}"
     wanted = range(max(number, max(folders) + 1))
@@ -84,9 +84,8 @@ def _check_folders(tables: Tables, number: int) -> None:
         raise UserError(f"--partitions must be the number of partitions, got {number}, and {known}.")
     shown = f"{', '.join(map(str, missing[:MOST_NAMED]))}{', ...' * (len(missing) > MOST_NAMED)}"
     raise UserError(
-        f"{'Partitions' if len(missing) > 1 else 'Partition'} {shown} of --partitions {number} "
-        f"{'are' if len(missing) > 1 else 'is'} missing: {known}. An empty partition requires its folder. Fix: "
-        "write all partitions, or give their number."
+        f"--partitions {number} requires the partitions 0 to {number - 1}, and {shown} is missing: {known}. "
+        "An empty partition requires its folder. Fix: write all partitions, or give their number."
     )
 
 
@@ -119,8 +118,8 @@ def _refuse(first: Mapping[tuple[tuple[str, str], ...], str]) -> None:
     column = min({column for column, _ in {*ours} ^ {*theirs}})
     here, there = types_of.get(column, "missing"), types_there.get(column, "missing")
     raise UserError(
-        f"The column {printable(column)} is {there} in {other} and {here} in {name}; write all partitions with "
-        "one schema."
+        f"The column {printable(column)} is {there} in {other} and {here} in {name}; write all partitions "
+        "with one schema."
     )
 
 

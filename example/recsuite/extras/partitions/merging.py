@@ -40,8 +40,7 @@ def with_split(raw: RawData, exchange: Exchange) -> RawData:
     known = {part for others in exchange.gathered({*parts.values()}) for part in others}
     if missing := [part for part in SPLITS if part not in known]:
         raise UserError(
-            f"--partitions requires a folder split={missing[0]} with files in at least one partition, and none "
-            "has it."
+            f"--partitions requires files in split={missing[0]} of at least one partition, and none has some."
         )
     numbers = [*raw.events_per_file.values()]
     validation, test = (
@@ -49,8 +48,8 @@ def with_split(raw: RawData, exchange: Exchange) -> RawData:
     )
     if not raw.events.user[~(validation | test)].size:
         raise UserError(
-            f"Rank {exchange.rank} has no events for training: its partitions hold none in split=train; start "
-            "fewer processes."
+            f"Rank {exchange.rank} has no events for training: its partitions hold none in split=train; "
+            "start fewer processes."
         )
     return dataclasses.replace(raw, official_validation=validation, official_test=test)
 
@@ -67,8 +66,8 @@ def _check_kinds(column: str, kinds: Sequence[str]) -> None:
     if len(known) > 1:
         (one, rank), (other, there) = sorted(known.items())[:2]
         raise UserError(
-            f"The values of {printable(column)} are {one} in the partitions of rank {rank} and {other} in those "
-            f"of rank {there}; write all partitions with one type."
+            f"The values of {printable(column)} are {one} in the partitions of rank {rank} and {other} in "
+            f"those of rank {there}; write all partitions with one type."
         )
 
 
@@ -212,7 +211,7 @@ def _column(raw: RawData, feature: Feature) -> Any:
     if feature.entity == EVENT:
         return raw.events.features.get(feature.column)
     frame = raw.users if feature.entity == USER else raw.items
-    return frame[feature.column] if feature.column in frame else None
+    return frame.get(feature.column)
 
 
 def _counts(column: np.ndarray, is_train: np.ndarray, number: int) -> np.ndarray:

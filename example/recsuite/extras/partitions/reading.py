@@ -1,9 +1,9 @@
 """Data sets of partitions: each rank reads the files of its own, and prepares columns of them.
 
     FOLDER/schema.toml
-    FOLDER/events/part=00000/split=train/*.parquet     all events of some users; also split=validation and test
-    FOLDER/users/part=00000/*.parquet                  or users.parquet, which every rank reads
-    FOLDER/items.parquet                               which every rank reads
+    FOLDER/events/part=00000/split=train/*.parquet    all events of some users; also split=validation and test
+    FOLDER/users/part=00000/*.parquet                 or users.parquet, which every rank reads
+    FOLDER/items.parquet                              which every rank reads
 
 Rank r of R reads the partitions p with p % R == r. What must be the same on all ranks is exchanged before the
 columns are made: the items, the vocabulary, the encodings of numbers, and sums. A position of an item and a
@@ -73,8 +73,8 @@ def open_columns(config: Config, context: RuntimeContext) -> PartColumns:
     """Return the columns of the partitions of this rank. Collective: every rank.
 
     Raises:
-        UserError: on every rank, when a partition is missing, doubled or of another schema, a user is in two of
-            them, or a file cannot be read or changes meanwhile.
+        UserError: on every rank, when a partition is missing, doubled or of another schema, a user is in two
+            of them, or a file cannot be read or changes meanwhile.
     """
     advice = "give --cache_dir a folder with space that can be written"
     with together(context) as exchange, explained("Cannot write the columns of the partitions", advice):
@@ -107,19 +107,19 @@ def _located(config: Config, exchange: Exchange) -> tuple[PartitionSource, list[
     number = int(vars(section)["partitions"])
     if data.split != "files":
         raise UserError(
-            f"--partitions requires --split files, got {data.split}; the split is in the folders split=train, "
-            "split=validation and split=test of each partition."
+            f"--partitions requires --split files, got {data.split}; the split is in the folders "
+            "split=train, split=validation and split=test of each partition."
         )
     if exchange.size > number:
         raise UserError(
-            f"{exchange.size} processes require at least {exchange.size} partitions, got --partitions {number}; "
-            "start fewer processes, or write more partitions."
+            f"--partitions must be at least the number of processes, {exchange.size}, got {number}; start "
+            "fewer processes, or write more partitions."
         )
     found = look(data, config.runtime.seed)[1]
     if found is None:
         raise UserError(
-            f"--partitions requires a whole schema.toml, and {printable(schema_path(data.data_path))} is none; "
-            f"write it, ./run.sh schema {data.data_path}, and look through it."
+            f"--partitions requires a whole schema.toml, and {printable(schema_path(data.data_path))} is "
+            f"none; write it, ./run.sh schema {data.data_path}, and look through it."
         )
     found = with_flags(found, config.tables, data)
     if found.schema.event_types:
@@ -133,8 +133,8 @@ def _located(config: Config, exchange: Exchange) -> tuple[PartitionSource, list[
     for each in wanted["events"]:
         if each.of == ITEM and each.kind != "id":
             raise UserError(
-                f"--partitions requires the features of items in a table of items, and {printable(each.column)} "
-                "is a column of the events; write it into items.parquet."
+                "--partitions requires the features of items in a table of items, and "
+                f"{printable(each.column)} is a column of the events; write it into items.parquet."
             )
     folders.check_schemas(tables, exchange)
     home = Path(data.cache_dir) if data.cache_dir else place_for(found.folder, COLUMNS)
@@ -151,7 +151,8 @@ def _digests_of_all(mine: Mapping[str, str], exchange: Exchange) -> dict[str, st
         for name, digest in others.items():
             if digests.setdefault(name, digest) != digest:
                 raise UserError(
-                    f"{name} of rank {rank} differs from that of another rank; give all machines the same files."
+                    f"{name} of rank {rank} differs from that of another rank; give all machines the same "
+                    "files."
                 )
     return dict(sorted(digests.items()))
 

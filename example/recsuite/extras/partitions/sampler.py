@@ -7,8 +7,8 @@ share s of them, from a shuffle of its own events, so all ranks come to their en
     rank 1, 23 events    5  5  5  5  3        the rank, and the number of events of each rank
     step of all ranks   15 15 15 15 13
 
-A rank with fewer steps has empty batches at the end. Rows of a batch are as many on each rank; padding has the
-weight 0, and an event the same weight on every rank.
+A rank with fewer steps has empty batches at the end. A batch has as many rows on each rank; padding has the
+weight 0, and an event of a step the same weight on every rank.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Batches(EventBatches):
         self._order = EventOrder(len(self.part), self.part, seed, longest)
         whole = EventOrder(most, range(most), seed, longest)
         of_items = EventOrder(most * world_size, range(most * rank, most * (rank + 1)), seed, longest)
-        self._orders = {split: whole for split in SPLITS} | {TRAIN: self._order, CATALOGUE: of_items}
+        self._orders = dict.fromkeys(SPLITS, whole) | {TRAIN: self._order, CATALOGUE: of_items}
 
     @property
     def has_groups_of_ranks(self) -> bool:
