@@ -13,8 +13,11 @@ from typing import Any
 
 from recsuite.config.config import Config
 from recsuite.runtime.process import RuntimeContext, cleanup_runtime, end_process, init_runtime
+from tests.support.trainings import train
 
 NUMBER = 5
+# Step in the first epoch after which a training is ended.
+END_AT = 4
 COMMON = {"split": "files", "batch_size": 128, "timeout": 60}
 # Flags of each case, and the data set that it reads.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -32,6 +35,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     context = init_runtime(Config())
     found = {name: collect(folder, name, context) for name in CASES}
+    found["resumed"] = resumed(folder, context)
     cleanup_runtime()
     if context.rank == 0:
         (folder / f"{context.world_size}.json").write_text(json.dumps(found))
@@ -101,6 +105,22 @@ def evaluated(config: Config, context: RuntimeContext) -> dict[str, Any]:
         losses = train_epoch(state, feed, Progress(), config.training, context).tolist()
         sizes = data.loader.dataset.step_sizes("train")
         return {**described(columns), **measured, "losses": losses, "steps": sizes}
+
+
+def resumed(folder: Path, context: RuntimeContext) -> dict[str, Any]:
+    """Trainings of two ranks: uninterrupted, ended and resumed; and one that three ranks continue."""
+    data = {"data_path": str(folder / "ratings"), "partitions": NUMBER}
+    config = Config.of(**COMMON, **data, epochs=2, embedding_dim=8, mlp_dims=(), num_workers=0)
+    left = folder / "left"
+    if context.world_size == 3:
+        return {"others": train(left, config, context, resume=True, dump=True)}
+    if context.world_size != 2:
+        return {}
+    train(left, config, context, END_AT, dump=True)
+    whole = train(folder / "whole", config, context, inc_dump=True)
+    before = train(folder / "ended", config, context, END_AT, inc_dump=True)
+    after = train(folder / "ended", config, context, inc_dump=True, resume=True)
+    return {"whole": whole, "before": before, "after": after}
 
 
 if __name__ == "__main__":
