@@ -1,6 +1,6 @@
 """Program of each rank of a launch in `test_partitions_on_ranks.py`: partition_ranks.py FOLDER.
 
-FOLDER has the data sets, and gets what came of them on this number of ranks.
+FOLDER has the data sets, and gets the results of this number of ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def main() -> None:
-    """Evaluate fixed weights and train, of each case; rank 0 writes what came of it."""
+    """Evaluate fixed weights and train, of each case; rank 0 writes the results."""
     folder = Path(sys.argv[1])
     context = init_runtime(Config())
     found = {name: collect(folder, name, context) for name in CASES}
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def collect(folder: Path, name: str, context: RuntimeContext) -> dict[str, Any]:
-    """What came of a case; of one rank also without partitions."""
+    """Return the results of a case; of one rank also without partitions."""
     data, flags = CASES[name]
     config = Config.of(**{**COMMON, **flags, "data_path": str(folder / data), "partitions": NUMBER})
     if name == "rare":
@@ -54,7 +54,7 @@ def collect(folder: Path, name: str, context: RuntimeContext) -> dict[str, Any]:
 
 
 def columns_of(config: Config, context: RuntimeContext) -> dict[str, Any]:
-    """What all ranks know of the data."""
+    """Return the data of all ranks."""
     from recsuite.datasets.opening import open_same_columns
 
     return described(open_same_columns(config, context))

@@ -30,7 +30,7 @@ def write_all(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What came of all cases, by number of ranks."""
+    """Results of all cases, by number of ranks."""
     folder = tmp_path_factory.mktemp("partitions")
     write_all(folder)
     found: Found = {0: {"folder": str(folder)}}

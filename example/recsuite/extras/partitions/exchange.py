@@ -1,4 +1,4 @@
-"""What ranks tell each other while each of them reads its own partitions.
+"""Values that ranks send each other while each of them reads its own partitions.
 
 What is sent has the size of the distinct values of a column, or of the test, not of the events.
 """
@@ -26,7 +26,7 @@ from recsuite.runtime.process import RuntimeContext, all_gather_object
 USER_NUMBERS = "user_numbers"
 
 
-class Exchange:
+class PartitionExchange:
     """Collectives of the ranks that read partitions. A mistake of one is raised on all, see `together`."""
 
     def __init__(self, context: RuntimeContext) -> None:
@@ -90,9 +90,9 @@ class Exchange:
 
 
 @contextlib.contextmanager
-def together(context: RuntimeContext) -> Iterator[Exchange]:
-    """Yield an `Exchange`; a UserError of any rank within the context is raised on all. Collective."""
-    exchange = Exchange(context)
+def together(context: RuntimeContext) -> Iterator[PartitionExchange]:
+    """Yield a `PartitionExchange`; a UserError of any rank in the context is raised on all. Collective."""
+    exchange = PartitionExchange(context)
     try:
         yield exchange
         exchange.gathered(None)
@@ -106,7 +106,7 @@ def together(context: RuntimeContext) -> Iterator[Exchange]:
 class WholeOfRanks(Whole):
     """The events of all ranks, of which those here are a part, see `Whole`."""
 
-    def __init__(self, exchange: Exchange, known: Mapping[str, Any]) -> None:
+    def __init__(self, exchange: PartitionExchange, known: Mapping[str, Any]) -> None:
         self._exchange, self.known = exchange, known
         self.is_part = exchange.size > 1
 

@@ -12,7 +12,7 @@ from pyarrow import parquet, types
 from recsuite.datasets.tables.files import File, Tables
 from recsuite.datasets.tables.formats import explained_damage
 from recsuite.errors import UserError, counted, printable
-from recsuite.extras.partitions.exchange import Exchange
+from recsuite.extras.partitions.exchange import PartitionExchange
 from recsuite.places import is_remote, open_raw
 
 # Name of a partition's folder, before its number.
@@ -89,7 +89,7 @@ def _check_folders(tables: Tables, number: int) -> None:
     )
 
 
-def check_schemas(tables: Tables, exchange: Exchange) -> None:
+def check_schemas(tables: Tables, exchange: PartitionExchange) -> None:
     """Refuse files of a role with other columns, or other types, than the files of another partition.
 
     Collective: every rank.

@@ -20,7 +20,7 @@ from recsuite.datasets.schema import EVENT, ITEM, USER, Codes, Feature, RawData,
 from recsuite.datasets.streams import digests_of
 from recsuite.datasets.tables.files import split_part
 from recsuite.errors import UserError, counted, printable
-from recsuite.extras.partitions.exchange import Exchange
+from recsuite.extras.partitions.exchange import PartitionExchange
 from recsuite.extras.partitions.folders import number_of
 
 SPLITS = ("train", "validation", "test")
@@ -28,7 +28,7 @@ SPLITS = ("train", "validation", "test")
 NO_PARTITION = -1
 
 
-def with_split(raw: RawData, exchange: Exchange) -> RawData:
+def with_split(raw: RawData, exchange: PartitionExchange) -> RawData:
     """Return the data with marks of the events of validation and test, by the names of their folders."""
     parts = {name: split_part(name) for name in raw.events_per_file}
     unknown = [name for name, part in parts.items() if not part]
@@ -71,7 +71,7 @@ def _check_kinds(column: str, kinds: Sequence[str]) -> None:
         )
 
 
-def with_all_items(raw: RawData, schema: Schema, exchange: Exchange) -> RawData:
+def with_all_items(raw: RawData, schema: Schema, exchange: PartitionExchange) -> RawData:
     """Return the data with the items of all ranks, in the order of their ids, at the same positions."""
     column = schema.column_of(ITEM)
     mine = raw.items[column].to_numpy()
@@ -123,7 +123,7 @@ def _with_gaps(name: str, values: np.ndarray, places: np.ndarray, ids: np.ndarra
     return list(column)
 
 
-def check_users(raw: RawData, schema: Schema, exchange: Exchange) -> int:
+def check_users(raw: RawData, schema: Schema, exchange: PartitionExchange) -> int:
     """Refuse a user whose events are in two partitions; return the number of users of all ranks.
 
     Each rank sends the digests of its users to their owners, so that no rank has those of all users.
@@ -166,7 +166,7 @@ def check_users(raw: RawData, schema: Schema, exchange: Exchange) -> int:
 
 
 def vocabulary_of(
-    raw: RawData, schema: Schema, min_count: int, exchange: Exchange
+    raw: RawData, schema: Schema, min_count: int, exchange: PartitionExchange
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the vocabulary of the training events of all ranks, in the form of vocabulary.json, and notes.
 
@@ -245,7 +245,7 @@ def _values(
 
 
 def _merged(
-    known: np.ndarray, numbers: np.ndarray, feature: Feature, exchange: Exchange
+    known: np.ndarray, numbers: np.ndarray, feature: Feature, exchange: PartitionExchange
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct values of all ranks, sorted, and the number of training events of each."""
     _check_kinds(feature.column, kinds := exchange.gathered(_kind_of(known)))
@@ -261,7 +261,11 @@ def _merged(
 
 
 def _encoding(
-    values: Any, feature: Feature, is_train: np.ndarray, counts: dict[str, np.ndarray], exchange: Exchange
+    values: Any,
+    feature: Feature,
+    is_train: np.ndarray,
+    counts: dict[str, np.ndarray],
+    exchange: PartitionExchange,
 ) -> dict[str, Any]:
     """Return the encoding of a number, fitted to the training values of all ranks."""
     if feature.entity == EVENT:

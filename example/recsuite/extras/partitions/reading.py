@@ -34,7 +34,7 @@ from recsuite.datasets.source import DATA_DEADLINE, look, with_flags
 from recsuite.datasets.tables.files import schema_path
 from recsuite.datasets.tables.source import TableSource
 from recsuite.errors import UserError, counted, printable
-from recsuite.extras.partitions.exchange import Exchange, together
+from recsuite.extras.partitions.exchange import PartitionExchange, together
 from recsuite.extras.partitions.sampler import Batches, PartColumns
 from recsuite.files import digest_of_bytes, explained, locked, place_for
 from recsuite.runtime.console import say, stage
@@ -53,7 +53,7 @@ MOST_FOR_BIASES = 50_000
 class PartitionSource(TableSource):
     """Tables of the partitions of one rank. exchange: with the other ranks; own: folder of this rank."""
 
-    exchange: Exchange
+    exchange: PartitionExchange
     own: Path
 
     def read(self) -> Any:
@@ -95,7 +95,7 @@ def open_columns(config: Config, context: RuntimeContext) -> PartColumns:
         return _joined(with_history(columns, config), named, exchange)
 
 
-def _located(config: Config, exchange: Exchange) -> tuple[PartitionSource, list[Any]]:
+def _located(config: Config, exchange: PartitionExchange) -> tuple[PartitionSource, list[Any]]:
     """Return the tables of this rank, and all that its columns depend on beside files, for JSON."""
     # A rank with existing columns needs Arrow too: for the schema of each file.
     from recsuite.datasets.tables.formats import columns_of
@@ -144,7 +144,7 @@ def _located(config: Config, exchange: Exchange) -> tuple[PartitionSource, list[
     return source, [found.key, number, vars(section)["min_count"]]
 
 
-def _digests_of_all(mine: Mapping[str, str], exchange: Exchange) -> dict[str, str]:
+def _digests_of_all(mine: Mapping[str, str], exchange: PartitionExchange) -> dict[str, str]:
     """Return the digests of the files of all ranks, by name. mine: of the files that this rank reads."""
     digests: dict[str, str] = {}
     for rank, others in enumerate(exchange.gathered(mine)):
@@ -163,7 +163,7 @@ def _make(
     digests: Mapping[str, str],
     config: Config,
     there: Columns | None,
-    exchange: Exchange,
+    exchange: PartitionExchange,
 ) -> None:
     """Make the columns of this rank, at the same time as all others. digests: of the files."""
     from recsuite.datasets.preparation.making import make_columns
@@ -192,7 +192,7 @@ def _make(
         make_columns(folder, raw, source.schema, data, config.runtime.seed, there, None, whole)
 
 
-def _joined(columns: Columns, name: str, exchange: Exchange) -> PartColumns:
+def _joined(columns: Columns, name: str, exchange: PartitionExchange) -> PartColumns:
     """Return the columns of this rank with the sizes of all ranks."""
     mine = (columns.num_train, columns.num_validation, columns.num_test), columns.num_skipped, columns.notes
     sizes, skipped, notes = zip(*exchange.gathered(mine), strict=True)
