@@ -97,6 +97,11 @@ def damaged(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
+def with_more_users(folder: Path) -> None:
+    path = folder / "users" / f"part={NUMBER:05d}" / "data_0.parquet"
+    write_parquet(path, pandas.DataFrame({"user": [1], "city": ["Ulm"], "age": [1.0]}))
+
+
 def outside(folder: Path) -> None:
     for path in folder.glob("events/*"):
         path.rename(folder / "events" / f"number{path.name[4:]}")
@@ -136,6 +141,10 @@ def with_properties_in_events(folder: Path) -> None:
         (
             with_a_user_of_another,
             r"The user 10\d\d is in two partitions, 1 and 3; write all events of a user",
+        ),
+        (
+            with_more_users,
+            r"users/part=00004/data_0.parquet is of no partition of the events, which are 0 to 3",
         ),
         (damaged, r"part=00002/split=train/data_0.parquet"),
         (

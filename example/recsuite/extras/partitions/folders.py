@@ -39,6 +39,12 @@ def tables_of_rank(tables: Tables, number: int, rank: int, size: int) -> Tables:
         return tuple(file for file in files if number_of(tables.name_of(file)) in (None, *mine))
 
     mine = range(rank, number, size)
+    for file in tables.users:
+        if (number_of(tables.name_of(file)) or 0) >= number:
+            raise UserError(
+                f"{tables.name_of(file)} is of no partition of the events, which are 0 to {number - 1}; "
+                "remove it, or write the partitions of users anew."
+            )
     of_rank = dataclasses.replace(tables, events=own(tables.events), users=own(tables.users))
     if not of_rank.events:
         raise UserError(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas
 
-from recsuite.datasets.arrays import chunks
+from recsuite.datasets.arrays import MOST, chunks
 from recsuite.datasets.preparation.vocabulary import MOST_FITTED, fit
 from recsuite.datasets.schema import EVENT, ITEM, USER, Codes, Feature, RawData, Schema
 from recsuite.datasets.streams import digests_of
@@ -31,6 +31,11 @@ NO_PARTITION = -1
 def with_split(raw: RawData, exchange: PartitionExchange) -> RawData:
     """Return the data with marks of the events of validation and test, by the names of their folders."""
     parts = {name: split_part(name) for name in raw.events_per_file}
+    if len(raw.events.user) > MOST:
+        raise UserError(
+            f"Rank {exchange.rank} has {len(raw.events.user):,} events, and {MOST:,} is the limit of a "
+            "process; start more processes."
+        )
     unknown = [name for name, part in parts.items() if not part]
     if unknown:
         raise UserError(
@@ -158,10 +163,13 @@ def check_users(raw: RawData, schema: Schema, exchange: PartitionExchange) -> in
         digest, one, other = found[0]
         places = np.flatnonzero(digests.view(np.int64) == digest)
         names = exchange.gathered(ids[places[0]] if len(places) else None)
-        raise UserError(
-            f"The {schema.user} {printable(str(names[one % exchange.size]))} is in two partitions, {one} and "
-            f"{other}; write all events of a {schema.user} into one."
-        )
+        name, same = names[one % exchange.size], names[other % exchange.size]
+        # Two texts may have one digest.
+        if name == same:
+            raise UserError(
+                f"The {schema.user} {printable(str(name))} is in two partitions, {one} and {other}; write "
+                f"all events of a {schema.user} into one."
+            )
     return sum(number for _, number in everyones)
 
 

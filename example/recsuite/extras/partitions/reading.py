@@ -37,7 +37,7 @@ from recsuite.errors import UserError, counted, printable
 from recsuite.extras.partitions.exchange import PartitionExchange, together
 from recsuite.extras.partitions.sampler import Batches, PartColumns
 from recsuite.files import digest_of_bytes, explained, locked, place_for
-from recsuite.runtime.console import say, stage
+from recsuite.runtime.console import hiding_progress, say, stage
 from recsuite.runtime.process import RuntimeContext
 
 __all__ = ["Batches", "open_columns"]
@@ -77,7 +77,13 @@ def open_columns(config: Config, context: RuntimeContext) -> PartColumns:
             of them, or a file cannot be read or changes meanwhile.
     """
     advice = "give --cache_dir a folder with space that can be written"
-    with together(context) as exchange, explained("Cannot write the columns of the partitions", advice):
+    # One rank of a machine shows its progress.
+    hidden = hiding_progress() if context.local_rank else contextlib.nullcontext()
+    with (
+        hidden,
+        together(context) as exchange,
+        explained("Cannot write the columns of the partitions", advice),
+    ):
         source, key = _located(config, exchange)
         mine = digests_of_files(source.files)
         # The name has the digests of all ranks: a change of any file makes new columns on each of them.
@@ -92,7 +98,7 @@ def open_columns(config: Config, context: RuntimeContext) -> PartColumns:
             newest = newest_of(source.own, named)
             columns, _ = load_columns(newest, source.folder, source.schema, every_byte=False)
         assert columns is not None
-        return _joined(with_history(columns, config), named, exchange)
+        return _joined(with_history(columns, config), named, config, exchange)
 
 
 def _located(config: Config, exchange: PartitionExchange) -> tuple[PartitionSource, list[Any]]:
@@ -192,13 +198,14 @@ def _make(
         make_columns(folder, raw, source.schema, data, config.runtime.seed, there, None, whole)
 
 
-def _joined(columns: Columns, name: str, exchange: PartitionExchange) -> PartColumns:
+def _joined(columns: Columns, name: str, config: Config, exchange: PartitionExchange) -> PartColumns:
     """Return the columns of this rank with the sizes of all ranks."""
     mine = (columns.num_train, columns.num_validation, columns.num_test), columns.num_skipped, columns.notes
     sizes, skipped, notes = zip(*exchange.gathered(mine), strict=True)
     num_train, num_validation, num_test = (sum(each) for each in zip(*sizes, strict=True))
     shown = _shown(notes)
-    if exchange.size > 1 and num_train <= MOST_FOR_BIASES:
+    has_biases = config.model.preset == "rating" and "train" in config.modes and num_train <= MOST_FOR_BIASES
+    if has_biases and exchange.size > 1:
         shown.append("the initial rows have no solved biases, which require all events in one piece")
     return PartColumns(
         **{
