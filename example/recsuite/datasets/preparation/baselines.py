@@ -17,8 +17,8 @@ import numpy as np
 from recsuite.datasets.arrays import chunks, counts_of, highest, release
 from recsuite.datasets.preparation.histories import StoredEvents
 from recsuite.datasets.preparation.loops import add_rests, grouped, rank_by_popularity
-from recsuite.datasets.preparation.whole import WHOLE, Whole
 from recsuite.datasets.schema import HISTORY, LEAST_SHARE
+from recsuite.datasets.whole import WHOLE, Whole
 from recsuite.metrics import (
     KNOWN,
     NEVER_FOUND,

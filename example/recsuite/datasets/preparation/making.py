@@ -33,7 +33,6 @@ from recsuite.datasets.preparation.vocabulary import (
     write_features,
     write_vocabulary,
 )
-from recsuite.datasets.preparation.whole import WHOLE, Whole
 from recsuite.datasets.schema import (
     EVALUATIONS,
     EVENT,
@@ -75,12 +74,11 @@ def make_columns(
     seed: int,
     there: Columns | None = None,
     stream_state: StreamState | None = None,
-    whole: Whole = WHOLE,
 ) -> None:
     """Write columns and move them to their folder. The caller must hold the lock.
 
     there: the intact columns in the folder, if any. New columns with the same bits replace them; others go to
-    a successor. stream_state: of a stream, whose events are in the order of time only. whole: of the events.
+    a successor. stream_state: of a stream, whose events are in the order of time only.
     """
     # This process holds the lock, so any unfinished folder was left by a process that died.
     for path in folder.parent.iterdir():
@@ -91,7 +89,7 @@ def make_columns(
     try:
         with stage("making columns", sum(PARTS.values()), "percent") as reached:
             # Written under another name: a process that dies here leaves no columns that look complete.
-            manifest = _write_columns(making, raw, schema, config, seed, reached, stream_state, whole)
+            manifest = _write_columns(making, raw, schema, config, seed, reached, stream_state)
         # The files must be on the disk before the rename.
         written = [flushed(path) for path in sorted(making.iterdir())]
         files = [dataclasses.asdict(entry) for entry in written]
@@ -144,21 +142,19 @@ def _write_columns(
     seed: int,
     reached: Callable[[int], None],
     stream_state: StreamState | None,
-    whole: Whole,
 ) -> dict[str, Any]:
+    whole = raw.whole
     order, sizes, notes = (
-        stream_order(raw, schema, stream_state)
-        if stream_state
-        else split(raw, schema, config, seed, folder, whole)
+        stream_order(raw, schema, stream_state) if stream_state else split(raw, schema, config, seed, folder)
     )
     is_late = stream_state.is_late(raw.events.time, raw.events_per_file) if stream_state else ()
     num_late = int(np.count_nonzero(is_late))
     stored = _write_events(folder, raw, order, _done(reached, "events"))
     oracle = oracle_of(raw, order, sizes[2], config.split)
     num_train = sizes[0]
-    written, own = _write_features(folder, raw, stored, order, num_train, schema, stream_state, whole)
+    written, own = _write_features(folder, raw, stored, order, num_train, schema, stream_state)
     num_head = min(num_train, HEAD) if stream_state else num_train
-    weight = _weight(folder, raw, order, num_head, whole) | _more_labels(folder, raw, order)
+    weight = _weight(folder, raw, order, num_head) | _more_labels(folder, raw, order)
     item_leakage: dict[str, float] = {}
     label_leakage: dict[str, float] = {}
     has_own = any(feature.entity == EVENT for feature in schema.features)
@@ -242,7 +238,6 @@ def _write_features(
     num_train: int,
     schema: Schema,
     stream_state: StreamState | None,
-    whole: Whole,
 ) -> tuple[WrittenFeatures, FeatureArrays]:
     """Write the features of users and items, and the vocabulary; return the features, of events too."""
     is_trained = {
@@ -256,8 +251,8 @@ def _write_features(
             is_trained[ITEM][raw.context.item[part][raw.context.time[part] <= newest]] = True
     frames = {USER: raw.users, ITEM: raw.items}
     entities = {name: (frames[name], np.flatnonzero(trained)) for name, trained in is_trained.items()}
-    known = stream_state.known if stream_state else whole.known
-    written = write_features(folder, entities, schema, known, whole.is_part)
+    known = stream_state.known if stream_state else raw.whole.known
+    written = write_features(folder, entities, schema, known, raw.whole.is_part)
     own = features_of_events(folder, written, raw.events, order, num_train, schema)
     write_vocabulary(folder, written)
     written.tables.sort(key=lambda table: table.feature.multi)
@@ -292,15 +287,13 @@ def _write_keys(folder: Path, raw: RawData, stored: StoredEvents, schema: Schema
         keys[part] = keys_of(user, item, stored.label[part], stored.time[part])
 
 
-def _weight(
-    folder: Path, raw: RawData, order: np.ndarray, num_train: int, whole: Whole
-) -> dict[str, np.ndarray]:
+def _weight(folder: Path, raw: RawData, order: np.ndarray, num_train: int) -> dict[str, np.ndarray]:
     """Weight of each event in the loss, float32, with mean 1; empty if the data have no weights."""
     if raw.events.weight is None:
         return {}
     weight = gather(raw.events.weight, order, temporary(folder, len(order), np.float32))
     # Mean 1, so that learning rates and decays have the same effect with weights as without.
-    mean = whole.mean(weight[:num_train])
+    mean = raw.whole.mean(weight[:num_train])
     if not mean > 0:
         raise UserError("The weights of all training events are 0; give some of them a weight above 0.")
     for part in chunks(len(weight), weight):

@@ -25,7 +25,6 @@ from recsuite.datasets.arrays import (
     writeable,
 )
 from recsuite.datasets.preparation.loops import count_common, grouped, repeated_events
-from recsuite.datasets.preparation.whole import WHOLE, Whole
 from recsuite.datasets.schema import (
     ALLOW,
     CLICKS,
@@ -37,6 +36,7 @@ from recsuite.datasets.schema import (
     Schema,
 )
 from recsuite.datasets.streams import StreamState, num_events_of_wrong_clock
+from recsuite.datasets.whole import WHOLE, Whole
 from recsuite.errors import UserError, counted, with_article
 from recsuite.runtime.console import stage
 
@@ -190,16 +190,11 @@ def rule_for_seen(
 
 
 def split(
-    raw: RawData,
-    schema: Schema,
-    config: DataConfig,
-    seed: int,
-    folder: Path | None = None,
-    whole: Whole = WHOLE,
+    raw: RawData, schema: Schema, config: DataConfig, seed: int, folder: Path | None = None
 ) -> tuple[np.ndarray, tuple[int, int, int], list[str]]:
     """Return the order in which events are stored, int32 [events], the sizes of the splits, and notes.
 
-    The sizes are those of training, validation and test. folder: for temporary files; whole: of the events.
+    The sizes are those of training, validation and test. folder: for temporary files.
 
     Raises:
         UserError: when there are too few events for these fractions.
@@ -218,7 +213,7 @@ def split(
     is_train = ~(is_test | is_validation)
     parts = is_train, is_validation, is_test
     sizes = tuple(int(np.count_nonzero(part)) for part in parts)
-    num_train, num_validation, num_test = whole.total(np.array(sizes)).tolist()
+    num_train, num_validation, num_test = raw.whole.total(np.array(sizes)).tolist()
     if num_train == 0 or num_test == 0:
         raise UserError(
             f"--split {config.split} of {number} {schema.labels} with --test_fraction "

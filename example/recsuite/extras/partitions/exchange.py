@@ -15,10 +15,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from recsuite.datasets.preparation.whole import Whole
 from recsuite.datasets.schema import USER, RawData, Schema
 from recsuite.datasets.source import PREPARATION_DEADLINE
 from recsuite.datasets.streams import digests_of
+from recsuite.datasets.whole import Whole
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext, all_gather_object
 

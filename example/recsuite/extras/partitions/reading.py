@@ -194,8 +194,8 @@ def _make(
         min_count = int(vars(config.extras["partitions"])["min_count"])
         known, notes = vocabulary_of(raw, source.schema, min_count, exchange)
         raw.skipped += notes
-        whole = WholeOfRanks(exchange, known)
-        make_columns(folder, raw, source.schema, data, config.runtime.seed, there, None, whole)
+        raw = dataclasses.replace(raw, whole=WholeOfRanks(exchange, known))
+        make_columns(folder, raw, source.schema, data, config.runtime.seed, there)
 
 
 def _joined(columns: Columns, name: str, config: Config, exchange: PartitionExchange) -> PartColumns:

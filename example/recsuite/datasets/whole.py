@@ -1,15 +1,18 @@
-"""The data set that some events are a part of, where each rank prepares the events of its own files alone."""
+"""The data set that some events are a part of, where each rank prepares the events of its own files alone.
+
+The types of `RawData` and `Schema`, which import this module, are `Any` here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from recsuite.datasets.schema import RawData, Schema
+# For types only: a schema, which imports this file, needs no numpy.
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Whole:
@@ -32,13 +35,13 @@ class Whole:
 
     def mean(self, values: np.ndarray) -> float:
         """Return the mean over the values of all ranks, of those here, [n]."""
-        return float(values.mean(dtype=np.float64))
+        return float(values.mean(dtype="float64"))
 
-    def num_users(self, raw: RawData) -> int:
+    def num_users(self, raw: Any) -> int:
         """Return the number of users of all ranks."""
         return len(raw.users)
 
-    def write_beside(self, folder: Path, raw: RawData, schema: Schema) -> None:
+    def write_beside(self, folder: Path, raw: Any, schema: Any) -> None:
         """Write more files of columns."""
 
 
