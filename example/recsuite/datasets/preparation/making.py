@@ -52,9 +52,7 @@ from recsuite.metrics import Metrics, finite
 from recsuite.runtime.console import stage
 
 NOT_CHECKED = "features of the event are not checked for leakage: that requires the extra leakage"
-NOT_CHECKED_IN_PARTS = (
-    "features of the event are not checked for leakage: that requires all events in one piece"
-)
+NOT_CHECKED_IN_PARTS = f"{NOT_CHECKED.partition(':')[0]}: that requires all events in one piece"
 # Name of an unfinished folder, with the process id.
 LEFTOVER = re.compile(r"\.making-\d+")
 # The parts of making columns, and the percent of the time that each takes for very many events.

@@ -36,7 +36,8 @@ def tables_of_rank(tables: Tables, number: int, rank: int, size: int) -> Tables:
     _check_folders(tables, number)
 
     def own(files: Iterable[File]) -> tuple[File, ...]:
-        return tuple(file for file in files if number_of(tables.name_of(file)) in (None, *mine))
+        numbers = ((file, number_of(tables.name_of(file))) for file in files)
+        return tuple(file for file, number in numbers if number is None or number in mine)
 
     mine = range(rank, number, size)
     for file in tables.users:
@@ -82,12 +83,14 @@ def _check_folders(tables: Tables, number: int) -> None:
                 f"{parent}{folder}; remove one of them."
             )
     known = f"{parent or root} has {counted(len(folders), 'partition')}"
-    wanted = range(max(number, max(folders) + 1))
-    missing = [partition for partition in wanted if partition not in folders]
-    if not missing and len(folders) == number:
-        return
+    missing = [partition for partition in range(number) if partition not in folders]
+    if not missing and len(folders) > number:
+        last = folders[max(folders)]
+        raise UserError(
+            f"--partitions must be the number of partitions, got {number}, and {known}, the last {last}."
+        )
     if not missing:
-        raise UserError(f"--partitions must be the number of partitions, got {number}, and {known}.")
+        return
     shown = f"{', '.join(map(str, missing[:MOST_NAMED]))}{', ...' * (len(missing) > MOST_NAMED)}"
     raise UserError(
         f"--partitions {number} requires the partitions 0 to {number - 1}, and {shown} is missing: {known}. "
