@@ -80,7 +80,12 @@ class Checkpointer:
         self.is_resumed = resumed is not None or bool(config.checkpoint.warm_start)
         # Known before `begin`: from here on the workers make batches while the trainer builds the model that
         # `begin` restores.
-        self.start = Progress() if resumed is None else read_manifest(resumed.folder).progress
+        self.start = Progress()
+        if resumed is not None:
+            manifest, flags = read_manifest(resumed.folder), read_recorded(resumed.folder)
+            steps = context.world_size, config.global_batch(columns.num_train, context.world_size)
+            is_same = steps == (manifest.world_size, flags.get("batch_size"))
+            self.start = columns.continued(manifest.progress, is_same)
         # The step of the last call of `on_step` or `on_epoch`.
         self.seen = self.start.step
         self.run = run

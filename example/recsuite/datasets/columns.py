@@ -150,6 +150,11 @@ class Columns:
     files: dict[str, str] = field(default_factory=dict)
     segment: StreamSegment | None = field(default=None, metadata=OPTIONAL)
 
+    @property
+    def is_part(self) -> bool:
+        """True if other ranks have other events, see the extra `partitions`."""
+        return False
+
     def range_of(self, split: str) -> range:
         """Positions of "train", "validation" or "test" in the columns of events; "catalogue": all items."""
         sizes = {"train": self.num_train, "validation": self.num_validation, "test": self.num_test}
@@ -174,6 +179,23 @@ class Columns:
         rows = self.events(split)
         names = ["label", *(f"label_{place}" for place in range(2, len(self.schema.label_names) + 1))]
         return np.stack([rows[name] for name in names], axis=1)
+
+    def joined(self, values: np.ndarray) -> np.ndarray:
+        """Return values of the events of all ranks, of those of events here, [n, ...]: here they are all."""
+        return values
+
+    def user_numbers(self, split: str) -> np.ndarray:
+        """Return a number for the user of each event of a split, int64 or int32 [n]."""
+        events = self.events(split)
+        # For intervals; if all events have the same user, events are the independent units instead.
+        return np.array(events[USER]) if self.num_users > 1 else np.arange(len(events))
+
+    def continued(self, progress: Any, has_same_steps: bool) -> Any:
+        """Return the `Progress` at which a training continues from that of a checkpoint.
+
+        has_same_steps: True if the number of ranks and the batch size are those of the checkpoint.
+        """
+        return progress
 
     def user_counts(self) -> np.ndarray:
         """Number of training events of each user, int64 [users]."""

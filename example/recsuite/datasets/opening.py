@@ -277,6 +277,9 @@ def open_same_columns(config: Config, context: RuntimeContext) -> Columns:
     Raises:
         UserError: when the data cannot be obtained, or differ between machines.
     """
+    if (reader := config.reader) is not None:
+        columns: Columns = reader.open_columns(config, context)
+        return columns
     # Every byte is read and digested once on a machine, by its first rank, and not once for each rank.
     # All use the launch of rank 0: machines may share a folder, and only the first of them rebuilds it.
     launch = broadcast_from_rank0(launch_name) if config.data.rebuild else ""
@@ -295,7 +298,8 @@ def load(
 ) -> BatchLoader:
     """Return a loader of this rank's batches. Not collective."""
     config = config.with_global_batch(columns.num_train, context.world_size)
-    dataset = EventBatches(columns, config, context.rank, context.world_size)
+    batches = EventBatches if config.reader is None else config.reader.Batches
+    dataset = batches(columns, config, context.rank, context.world_size)
     return build(dataset, EpochSampler(dataset), config)
 
 

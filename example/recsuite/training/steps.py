@@ -66,7 +66,9 @@ class BatchFeed:
         # Set for a model that reads histories by the rows of the items themselves.
         self.item = dataset.schema.item if dataset.model.reads_order else None
         first = dataset.rank * dataset.local_batch_size
-        self.share = Share(first, dataset.batch_size, dataset.world_size) if dataset.world_size > 1 else None
+        self.share = None
+        if dataset.has_groups_of_ranks:
+            self.share = Share(first, dataset.batch_size, dataset.world_size)
         self.seconds_waited = 0.0
         # Makes the batches of events on the device; None where they come from the loader.
         self.on_device: DeviceBatches | None = None

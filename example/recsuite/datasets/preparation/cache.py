@@ -56,14 +56,14 @@ def open_columns(config: Config, launch: str = "") -> Columns:
     source = with_flags(locate(data, seed), config.tables, data)
     check_event_types(source, config)
     is_named, cache = bool(data.cache_dir) and not is_remote(data.cache_dir), cache_of(source, data)
-    digests = _digests(source.files)
-    name = _name(digests, source.key, data, seed)
+    digests = digests_of_files(source.files)
+    name = name_of_columns(digests, source.key, data, seed)
 
     def read_again() -> RawData:
         with stage("reading the files"):
             raw = read(source, data, cache)
         # The name of the folder contains the digests of the files.
-        if _digests(source.files) != digests:
+        if digests_of_files(source.files) != digests:
             raise UserError(f"The files in {source.folder} changed while they were read; start again.")
         return raw
 
@@ -126,7 +126,7 @@ def check_stream(source: TableSource, config: Config) -> None:
 
 
 def with_history(columns: Columns, config: Config) -> Columns:
-    """Return columns with the table of user histories, if there are any."""
+    """Return columns with the table of user histories, if the flags ask for them."""
     data = config.data
     if not data.history:
         return columns
@@ -240,7 +240,7 @@ def _found(cache: Path, name: str, source: TableSource, is_named: bool) -> Colum
     return None
 
 
-def _name(
+def name_of_columns(
     digests: dict[str, str],
     key: object,
     config: DataConfig,
@@ -281,7 +281,7 @@ def remove_owned(cache: Path, owner: str, used: Path | None = None) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _digests(files: Sequence[TableFile]) -> dict[str, str]:
+def digests_of_files(files: Sequence[TableFile]) -> dict[str, str]:
     """Map the name of each file to its digest."""
     with stage("checking the files"), ThreadPoolExecutor(DIGEST_THREADS) as pool:
         digests = pool.map(lambda file: file.digest(), files)

@@ -54,6 +54,7 @@ from recsuite.metrics import Metrics, finite
 from recsuite.runtime.console import stage
 
 NOT_CHECKED = "features of the event are not checked for leakage: that requires the extra leakage"
+NOT_CHECKED_IN_PARTS = f"{NOT_CHECKED.partition(':')[0]}: that requires all events in one piece"
 # Name of an unfinished folder, with the process id.
 LEFTOVER = re.compile(r"\.making-\d+")
 # The parts of making columns, and the percent of the time that each takes for very many events.
@@ -162,6 +163,7 @@ def _write_columns(
     reached: Callable[[int], None],
     stream: StreamPart | None,
 ) -> dict[str, Any]:
+    whole = raw.whole
     # A reading may have several segments, and its notes are those of the first one.
     skipped = raw.skipped if stream is None else []
     order, sizes, notes = split(raw, schema, config, seed, folder) if stream is None else _order_of(stream)
@@ -172,15 +174,14 @@ def _write_columns(
     num_head = min(num_train, HEAD) if stream else num_train
     segment = None if stream is None else _with_means(stream.segment, raw, order[:num_head])
     # The model starts from it, so it must not depend on later events.
-    labels = stored.label[:num_train]
-    mean_label = segment.position.mean_label if segment else float(labels.mean(dtype=np.float64))
+    mean_label = segment.position.mean_label if segment else whole.mean(stored.label[:num_train])
     weight = _weight(folder, raw, order, num_head, segment) | _more_labels(folder, raw, order)
     item_leakage: dict[str, float] = {}
     label_leakage: dict[str, float] = {}
     has_own = any(feature.entity == EVENT for feature in schema.features)
-    leakage = optional("leakage") if has_own else None
+    leakage = optional("leakage") if has_own and not whole.is_part else None
     if has_own and leakage is None:
-        notes = [*notes, NOT_CHECKED]
+        notes = [*notes, NOT_CHECKED_IN_PARTS if whole.is_part else NOT_CHECKED]
     if leakage is not None:
         items = stored.item[:num_train]
         if stream is None:
@@ -194,14 +195,19 @@ def _write_columns(
     # Frees as much memory as a column.
     del order
     seen, said = rule_for_seen(
-        config, stored.user[:num_train], stored.item[:num_train], schema, is_stream=stream is not None
+        config,
+        stored.user[:num_train],
+        stored.item[:num_train],
+        schema,
+        is_stream=stream is not None,
+        whole=whole,
     )
     schema = dataclasses.replace(schema, seen=seen)
     if written.left_out:
         said.append(f"skipped the features that the files do not have: {', '.join(written.left_out)}")
     features = [*(table.feature for table in written.tables), *written.numbers]
     (folder / SCHEMA_FILE).write_text(json.dumps(record_of(schema, features), indent=1, allow_nan=False))
-    item_counts = counts_of(stored.item[:num_train], len(raw.items))
+    item_counts = whole.total(counts_of(stored.item[:num_train], len(raw.items)))
     np.save(folder / "item_counts.npy", item_counts.astype(np.int32))
     rows, progress = _rows_of_items(folder, written, schema), _done(reached, "histories")
     # What a stream keeps came before.
@@ -216,15 +222,16 @@ def _write_columns(
             progress = _done(reached, "baselines")
             tables = [table.feature for table in written.tables]
             is_listed = listed_items(lambda name: np.load(folder / f"{name}.npy"), schema, tables)
-            baselines = baselines_of(folder, stored, is_listed, sizes, oracle, schema, progress)
+            baselines = baselines_of(folder, stored, is_listed, sizes, oracle, schema, progress, whole)
+    whole.write_beside(folder, raw, schema)
     return {
         # Digest of the meaning of a position in the training: a checkpoint stores its progress as a position.
         "digest": f"{digest_of(folder / 'rows.npy')}-{num_train}-{sizes[1]}",
         **dict(zip(("num_train", "num_validation", "num_test"), sizes, strict=True)),
         "num_skipped": raw.num_skipped + (len(raw.events.user) - sum(sizes) if stream is None else 0),
-        "num_users": len(raw.users),
+        "num_users": whole.num_users(raw),
         f"num_{schema.items}": len(raw.items),
-        "longest_history": longest,
+        "longest_history": int(whole.joined(np.array([longest])).max()),
         "mean_rating": mean_label,
         "tables": [_recorded(table, schema) for table in written.tables],
         "numbers": [plain(schema.recorded(feature)) for feature in written.numbers],
@@ -293,8 +300,8 @@ def _write_features(
             is_trained[ITEM][raw.context.item[part][raw.context.time[part] <= newest]] = True
     frames = {USER: raw.users, ITEM: raw.items}
     entities = {name: (frames[name], np.flatnonzero(trained)) for name, trained in is_trained.items()}
-    known = json.loads(stream.vocabulary) if stream and stream.vocabulary else {}
-    written = write_features(folder, entities, schema, known)
+    known = json.loads(stream.vocabulary) if stream and stream.vocabulary else raw.whole.known
+    written = write_features(folder, entities, schema, known, raw.whole.is_part)
     own = features_of_events(folder, written, raw.events, order, num_train, schema)
     write_vocabulary(folder, written)
     written.tables.sort(key=lambda table: table.feature.multi)
@@ -327,7 +334,7 @@ def _weight(
         return {}
     weight = gather(raw.events.weight, order, temporary(folder, len(order), np.float32))
     # Mean 1, so that learning rates and decays have the same effect with weights as without.
-    mean = segment.position.mean_weight if segment else weight[:num_train].mean(dtype=np.float64)
+    mean = segment.position.mean_weight if segment else raw.whole.mean(weight[:num_train])
     if not mean > 0:
         raise UserError("The weights of all training events are 0; give some of them a weight above 0.")
     for part in chunks(len(weight), weight):

@@ -34,6 +34,7 @@ from recsuite.datasets.schema import (
     RawData,
     Schema,
 )
+from recsuite.datasets.whole import WHOLE, Whole
 from recsuite.errors import UserError, counted, with_article
 from recsuite.runtime.console import stage
 
@@ -154,11 +155,16 @@ def describe_leak(
 
 
 def rule_for_seen(
-    config: DataConfig, user: np.ndarray, item: np.ndarray, schema: Schema, is_stream: bool
+    config: DataConfig,
+    user: np.ndarray,
+    item: np.ndarray,
+    schema: Schema,
+    is_stream: bool,
+    whole: Whole = WHOLE,
 ) -> tuple[str, list[str]]:
     """Return the rule for items that a user had, EXCLUDE or ALLOW, and a note if it was inferred.
 
-    user, item: of the training events, int32 [n].
+    user, item: of the training events, int32 [n]; whole: of the events.
     """
     if config.seen != "auto":
         return config.seen, []
@@ -168,9 +174,10 @@ def rule_for_seen(
     for repeated in repeated_events(user, item):
         pairs = user[repeated].astype(np.int64) << 32 | item[repeated]
         num_repeats += len(pairs) - len(np.unique(pairs))
-    if num_repeats == len(user) - 1:
+    num_repeats, number = whole.total(np.array([num_repeats, len(user)])).tolist()
+    if num_repeats == number - 1:
         return EXCLUDE, []
-    share = num_repeats / len(user)
+    share = num_repeats / number
     seen = ALLOW if share >= LEAST_REPEATS else EXCLUDE
     does = "are ranked and recommended again" if seen == ALLOW else "are not recommended again"
     return seen, [
@@ -203,7 +210,8 @@ def split(
         notes += _describe_cut(raw.events.time, by_time, _cut_of(number, config), schema)
     is_train = ~(is_test | is_validation)
     parts = is_train, is_validation, is_test
-    num_train, num_validation, num_test = (int(np.count_nonzero(part)) for part in parts)
+    sizes = tuple(int(np.count_nonzero(part)) for part in parts)
+    num_train, num_validation, num_test = raw.whole.total(np.array(sizes)).tolist()
     if num_train == 0 or num_test == 0:
         raise UserError(
             f"--split {config.split} of {number} {schema.labels} with --test_fraction "
@@ -222,7 +230,7 @@ def split(
         notes += describe_leak(raw.events, in_file, schema, folder)
     # One split after the other, so that each is a range of positions: a list of positions would cost a second
     # random read for every event of a batch.
-    return np.concatenate([by_time[part] for part in parts]), (num_train, num_validation, num_test), notes
+    return np.concatenate([by_time[part] for part in parts]), (sizes[0], sizes[1], sizes[2]), notes
 
 
 def describe_held(schema: Schema, number: int, row: tuple[str, int], time: int, before: int) -> str:
