@@ -49,6 +49,8 @@ OTHER_FLAGS = [
     ),
     *("--candidates", "--planted", "--model", "--users", "--pairs", "--margin", "--keep_runs", "--warm"),
     *("--ntasks-per-node", "--url", "--allowed_hosts"),
+    # Of prepare.py.
+    *("--address", "--duplicates", "--partitions", "--test_fraction", "--validation_fraction"),
     # Of ./run.sh plan.
     *("--hosts", "--gpus_per_host", "--network", "--disk", "--table", "--uvm", "--on_disk", "--steps"),
 ]
