@@ -59,23 +59,16 @@ def write_log(folder: Path) -> pd.DataFrame:
     return log
 
 
-def wanted(log: pd.DataFrame, keep: str, order: list[str]) -> tuple[pd.DataFrame, int]:
-    """The events that are left, in an order that is theirs alone, and the time at which the test begins."""
-    left = log.dropna().sort_values(order)
-    left = left.drop_duplicates(["user_id", "item_id"], keep=keep) if keep != "keep" else left
-    times = np.sort(left["time"].to_numpy())
-    return in_order(left), times[len(times) - round(len(times) * 0.2)]
-
-
 def in_order(events: pd.DataFrame) -> pd.DataFrame:
     """Events in the order of all their columns."""
     return events[EVENTS].sort_values(EVENTS).reset_index(drop=True)
 
 
-def check_partitions(folder: Path, log: pd.DataFrame, keep: str) -> pd.DataFrame:
+def check_partitions(folder: Path, log: pd.DataFrame) -> pd.DataFrame:
     """Compare written events with those of pandas; return them with their partitions and splits."""
     events = pd.read_parquet(folder / "events")
-    left, cut = wanted(log, keep, [*KEYS[:2], "time", "stars"])
+    left = in_order(log.sort_values([*KEYS, "stars"]).drop_duplicates(KEYS[:2], keep="last"))
+    cut = np.sort(left["time"].to_numpy())[len(left) - round(len(left) * 0.2)]
     pd.testing.assert_frame_equal(in_order(events), left, check_dtype=False)
     assert ((events["split"] == "test") == (events["time"] >= cut)).all()
     assert events.groupby("user_id")["part"].nunique().max() == 1
@@ -104,7 +97,7 @@ def test_the_command_of_the_page_writes_each_event_once_and_all_of_a_user_in_one
     assert (program, ROOT / script) == ("python", SCRIPT)
     assert prepare.main(flags) == 0
     parts = tmp_path / "parts"
-    events = check_partitions(parts, log, "last")
+    events = check_partitions(parts, log)
     check_users(parts, events)
     assert sorted(path.name for path in (parts / "events").iterdir()) == [f"part={n:05d}" for n in range(8)]
     assert len(pd.read_parquet(parts / "items.parquet")) == 20
@@ -212,4 +205,4 @@ def test_the_program_of_the_page_gives_the_same_events_and_splits_by_duckdb(
     log = write_log(tmp_path)
     (program,) = blocks(PAGE, "python")
     exec(compile(program, str(PAGE), "exec"), {})
-    check_users(tmp_path / "parts", check_partitions(tmp_path / "parts", log, "last"))
+    check_users(tmp_path / "parts", check_partitions(tmp_path / "parts", log))
