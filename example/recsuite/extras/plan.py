@@ -405,7 +405,7 @@ def describe_partitions(cluster: Cluster) -> list[str]:
         hosts = bisect.bisect_left(range(most + 1), True, cluster.hosts, key=fits)
         fix = f"--hosts {hosts}" if hosts <= most else "more --partitions and --hosts"
         raise UserError(
-            f"A rank reads up to {of_rank:,} events of {cluster.events:,}, at most {MOST:,} are possible; its "
+            f"A rank reads up to {of_rank:,} of {cluster.events:,} events, of {MOST:,} at most, and its "
             f"machine needs {shown(of_host)} for columns and has {shown(cluster.disk_size)}. Fix: give {fix}."
         )
     seconds, rate = of_rank / cluster.read_rate, f"{cluster.read_rate:,} events/s"
