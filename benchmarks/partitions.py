@@ -145,8 +145,8 @@ def train_shortly(results: Path, begun: float, most_steps: int, flags: list[str]
                     first = time.time()
                 if number == most_steps:
                     break
-            seconds = time.time() - first
-            found = {"first": first - begun, "events": number * args.batch_size / seconds}
+            rate = number * args.global_batch(0, runtime.world_size) / (time.time() - first)
+            found = {"first": first - begun, "events": rate}
             found |= {"peak": peak_memory(), "anonymous": max(anonymous)}
             (results / f"{runtime.rank}.json").write_text(json.dumps(found))
             # In the middle of an epoch.
@@ -186,7 +186,9 @@ def write_partitions(folder: Path, number: int, partitions: int) -> None:
         )
         time_of = FIRST_TIME + np.sort(draw.integers(0, YEAR, rows))
         stars = draw.integers(1, 6, rows).astype(np.float32)
-        columns = dict(zip(COLUMNS, (users * partitions + part, items, stars, time_of), strict=True))
+        columns: dict[str, np.ndarray] = dict(
+            zip(COLUMNS, (users * partitions + part, items, stars, time_of), strict=True)
+        )
         is_test = time_of >= FIRST_TIME + (1 - TEST) * YEAR
         is_validation = ~is_test & (draw.random(rows) < VALIDATION)
         splits = {"train": ~(is_test | is_validation), "validation": is_validation, "test": is_test}
@@ -222,11 +224,11 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
 def render(result: dict[str, Any]) -> str:
     """Table and origin."""
     heads = ["", "to the first step", "million events/s", "with columns", "training", "memory", "anonymous"]
-    size = f"{result['events']:,} events in {result['partitions']} partitions, {result['file bytes'] / 1e6:,.0f} MB"
+    size, steps = f"{result['file bytes'] / 1e6:,.0f} MB of Parquet", f"{result['steps']} steps"
     about = (
-        f"{size} of Parquet. Seconds from the launch to the first step, without and with columns; million events "
-        f"a second of {result['steps']} steps of {result['batch_size']:,}; most memory of a rank, and its part "
-        "that maps no file."
+        f"{result['events']:,} events in {result['partitions']} partitions, {size}. Seconds from the launch to "
+        f"the first step, without and with columns; million events a second of {steps} of "
+        f"{result['batch_size']:,}; most memory of a rank, and of that without files."
     )
     return "\n\n".join([about, table(heads, _lines(result)), f"{origin(result)}."])
 
