@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,10 +35,8 @@ SPLITS = ("train", "validation", "test")
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 # The times since 1970 that are below these are in these units.
 UNITS = {"unix": 1e11, "unix_ms": 1e14, "unix_us": 1e17, "unix_ns": 1e20}
-# Time of a text that is none.
-NO_TIME = np.iinfo(np.int64).min
-# Ranges of times that are counted in one pass over the events.
-RANGES = 2**16
+# Least time, and bits by which a pass over the events narrows the times among which the test begins.
+FIRST, BITS = -(2**62), 16
 
 
 def read(path: str, needed: Sequence[str]) -> Any:
@@ -78,6 +77,8 @@ def ticks_of(times: Any) -> np.ndarray:
     """Return times as int64: microseconds, or the unit of a column of numbers."""
     if types.is_string(times.type) or types.is_large_string(times.type):
         parsed = pd.to_datetime(times.to_pandas(), format="ISO8601", errors="coerce", utc=True)
+        if parsed.isna().any():
+            raise ValueError(f"{times[int(parsed.isna().argmax())]} is no time. Fix: write ISO 8601.")
         return parsed.dt.tz_localize(None).to_numpy("datetime64[us]").astype(np.int64)
     if types.is_temporal(times.type):
         times = times.cast(pa.timestamp("us"), safe=False)
@@ -86,34 +87,12 @@ def ticks_of(times: Any) -> np.ndarray:
     return np.asarray(times.cast(pa.int64()))
 
 
-def complete(events: pa.Table, needed: Sequence[str]) -> pa.Table:
-    """Return the rows with a value in each needed column."""
+def complete(events: pa.Table, needed: Sequence[str], time: str) -> pa.Table:
+    """Return the rows with a value in each needed column, of which times must be readable."""
     for name in needed:
         events = events.filter(pc.invert(pc.is_null(events[name], nan_is_null=True)))
+    ticks_of(events[time])
     return events
-
-
-def found_in(events: pa.Table, needed: Sequence[str], time: str) -> dict[str, list[Any]]:
-    """Return the numbers of rows, the ends of the times, and a text that is no time."""
-    whole = complete(events, needed)
-    ticks = ticks_of(whole[time])
-    return {
-        "rows": [len(events)],
-        "complete": [len(whole)],
-        "first": [ticks.min(initial=2**62)],
-        "last": [ticks.max(initial=-(2**62))],
-        "no time": [str(whole[time][ticks.argmin()]) if NO_TIME in ticks else None],
-    }
-
-
-def look(events: Any, needed: Sequence[str], time: str, path: str) -> pd.Series:
-    """Return what `found_in` finds, of all blocks. Refuse what cannot be used."""
-    found = mapped(events.select_columns([*needed]), found_in, needed=needed, time=time).to_pandas()
-    if bad := [*found["no time"].dropna()]:
-        raise rs.UserError(f"{path} has the {time} {bad[0]}, which is no time. Fix: write ISO 8601.")
-    if not found["complete"].sum():
-        raise rs.UserError(f"{path} holds no event with {', '.join(needed)}.")
-    return found.agg({"rows": "sum", "complete": "sum", "first": "min", "last": "max"})
 
 
 def with_part(rows: pa.Table, user: str, partitions: int) -> pa.Table:
@@ -134,30 +113,25 @@ def settled(events: pa.Table, user: str, item: str, time: str, label: str, dupli
     return events.take(pa.array(frame.index))
 
 
-def times_in(events: pa.Table, time: str, first: int, width: int) -> pa.Table:
+def times_in(events: pa.Table, time: str, first: int, shift: int) -> pa.Table:
     """Return the numbers of events in ranges of times from `first` on, of those that are not empty."""
-    place = (ticks_of(events[time]) - first) // width
-    place, number = np.unique(place[(place >= 0) & (place < RANGES)], return_counts=True)
+    place = (ticks_of(events[time]) - first) >> shift
+    place, number = np.unique(place[place >> BITS == 0], return_counts=True)
     return pa.table({"place": place, "number": number})
 
 
-def cut_of(events: Any, time: str, first: int, last: int, share: float) -> int:
+def cut_of(events: Any, time: str, share: float) -> int:
     """Return the first time of the test: the newest `share` of the events, and others of that time."""
-    before, place, width = 0, -1, (last - first) // RANGES + 1
-    while True:
-        counts = np.zeros(RANGES, np.int64)
-        for block in mapped(events, times_in, time=time, first=first, width=width).iter_batches():
+    number = events.count()
+    first, before, place = FIRST, 0, number - round(number * share)
+    for shift in (48, 32, 16, 0) if 0 < place < number else ():
+        counts = np.zeros(2**BITS, np.int64)
+        for block in mapped(events, times_in, time=time, first=first, shift=shift).iter_batches():
             np.add.at(counts, block["place"], block["number"])
-        if place < 0:
-            number = int(counts.sum())
-            place = number - round(number * share)
         ends = before + counts.cumsum()
-        at = min(int(np.searchsorted(ends, place, side="right")), RANGES - 1)
-        before, first = int(ends[at] - counts[at]), first + at * width
-        if width == 1:
-            break
-        width = (width - 1) // RANGES + 1
-    if before == 0 or place == number:
+        at = int(np.searchsorted(ends, place, side="right"))
+        before, first = int(ends[at] - counts[at]), first + (at << shift)
+    if before == 0:
         raise rs.UserError(f"--test_fraction {share} leaves no event for training or test, by their times.")
     return first
 
@@ -203,25 +177,28 @@ def count(folder: Path, partitions: int, **columns: str) -> pd.DataFrame:
 
 def schema_of(args: argparse.Namespace, form: str, found: pd.DataFrame) -> str:
     """Return a schema.toml without features."""
-    label: dict[str, Any] = {"kind": "clicks"}
+    label = {"kind": "clicks"}
     if args.label:
         ends = float(found["lowest"].min()), float(found["highest"].max())
         is_yes_no = ends == (0, 1) and found["labels"].max() <= 2
         label = {"kind": "yes_no" if is_yes_no else "rating", "column": args.label}
-        label |= {} if is_yes_no else {"lowest": ends[0], "highest": ends[1]}
-    files = {"events": "events", "users": args.users and "users", "items": args.items and "items.parquet"}
-    sections = {
-        "files": {name: value for name, value in files.items() if value},
+    sections: dict[str, dict[str, Any]] = {
+        "files": {"events": "events"},
         "user": {"column": args.user},
         "item": {"column": args.item},
         "label": label,
         "timestamp": {"column": args.time, "format": form},
     }
-    texts = {
-        name: "".join(f"{key} = {json.dumps(value)}\n" for key, value in section.items())
+    if label["kind"] == "rating":
+        sections["label"] |= {"lowest": ends[0], "highest": ends[1]}
+    sections["files"] |= {"users": "users"} if args.users else {}
+    sections["files"] |= {"items": "items.parquet"} if args.items else {}
+    lines = [
+        line
         for name, section in sections.items()
-    }
-    return "\n".join(f"[{name}]\n{text}" for name, text in texts.items())
+        for line in (f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items()))
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def write(args: argparse.Namespace, folder: Path) -> None:
@@ -234,14 +211,21 @@ def write(args: argparse.Namespace, folder: Path) -> None:
     log = read(args.input, needed)
     users = read(args.users, [args.user]) if args.users else None
     items = read(args.items, [args.item]) if args.items else None
-    found = look(log, needed, args.time, args.input)
-    parts = mapped(mapped(log, complete, needed=needed), with_part, **of_user)
-    # Ray's shuffle. A partition is in the memory of one process; what does not fit beside it is on a disk.
+    kinds = dict(zip(log.schema().names, log.schema().types, strict=True))
+    is_number = {name: types.is_integer(kind) or types.is_floating(kind) for name, kind in kinds.items()}
+    if args.label and not (is_number[args.label] or types.is_boolean(kinds[args.label])):
+        raise rs.UserError(f"--label {args.label} must hold numbers, got {kinds[args.label]}.")
+    num_rows = log.count()
+    num_complete = mapped(log.select_columns(needed), complete, needed=needed, time=args.time).count()
+    if num_complete == 0:
+        raise rs.UserError(f"{args.input} holds no event with {', '.join(needed)}.")
+    parts = mapped(mapped(log, complete, needed=needed, time=args.time), with_part, **of_user)
+    # Ray's shuffle: a partition is in the memory of one process, the others may be on a disk.
     duplicates = args.duplicates or ("last" if args.label else "first")
     how = {**pair, "time": args.time, "label": args.label, "duplicates": duplicates}
     groups = parts.groupby("part", num_partitions=args.partitions)
     parts = groups.map_groups(settled, batch_format="pyarrow", fn_kwargs=how).materialize()
-    cut = cut_of(parts, args.time, int(found["first"]), int(found["last"]), args.test_fraction)
+    cut = cut_of(parts, args.time, args.test_fraction)
     events = mapped(parts, with_split, **pair, time=args.time, cut=cut, share=args.validation_fraction)
     events.write_parquet(str(folder / "events"), partition_cols=["part", "split"])
     if users:
@@ -253,12 +237,10 @@ def write(args: argparse.Namespace, folder: Path) -> None:
     counts = count(folder, args.partitions, **pair, label=args.label)
     sizes = counts.groupby("folder")["events"].sum()
     print(f"partitions: {sizes.min():,} events in the smallest, {sizes.max():,} in the largest")
-    print(f"skipped: {found['rows'] - found['complete']:,} rows without one of {', '.join(needed)}")
-    print(f"dropped: {found['complete'] - sizes.sum():,} repeated events (--duplicates {duplicates})")
-    kind = log.schema().types[log.schema().names.index(args.time)]
-    is_number = types.is_integer(kind) or types.is_floating(kind)
-    form = next(unit for unit, most in UNITS.items() if found["last"] < most) if is_number else "iso"
-    (folder / "schema.toml").write_text(schema_of(args, form, counts))
+    print(f"skipped: {num_rows - num_complete:,} rows without one of {', '.join(needed)}")
+    print(f"dropped: {num_complete - sizes.sum():,} repeated events (--duplicates {duplicates})")
+    unit = next(name for name, most in UNITS.items() if cut < most) if is_number[args.time] else "iso"
+    (folder / "schema.toml").write_text(schema_of(args, unit, counts))
 
 
 def prepare(argv: Sequence[str] | None = None) -> int:
@@ -298,15 +280,17 @@ def prepare(argv: Sequence[str] | None = None) -> int:
     import ray.data
 
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
-    ray.init(args.address or None, ignore_reinit_error=True, logging_level="error", log_to_driver=False)
     ray.data.DataContext.get_current().enable_progress_bars = sys.stderr.isatty()
     try:
+        ray.init(args.address or None, ignore_reinit_error=True, logging_level="error", log_to_driver=False)
         # Complete or absent.
         with replacing(out) as folder:
             folder.mkdir(parents=True)
             write(args, folder)
-    except ray.exceptions.RayError as error:
-        raise rs.UserError(f"Ray stopped: {str(error).strip().splitlines()[-1]}") from error
+    except (ray.exceptions.RayError, pa.ArrowException, OSError) as error:
+        # In a report of Ray the error of a task comes first.
+        found = re.search(r"^[\w.]*(?:Error|Exception|Invalid): .*", str(error), re.MULTILINE)
+        raise rs.UserError(f"Ray stopped: {found[0] if found else str(error).splitlines()[0]}") from error
     script = "example.py" if args.label else "retrieval.py"
     flags = f"--data_path {args.output} --partitions {args.partitions} --split files"
     print(f"next: torchrun --nproc_per_node 2 {script} {flags}")

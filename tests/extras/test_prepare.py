@@ -153,6 +153,15 @@ def main_of(folder: Path, *flags: str) -> int:
     return prepare.main([f"--input={folder / 'log'}", f"--output={folder / 'parts'}", *names, *flags])
 
 
+def test_a_damaged_file_is_refused_in_a_sentence(
+    cluster: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "a.parquet").write_text("a")
+    assert main_of(tmp_path) == 2
+    assert "Ray stopped: Parquet file size is 1 bytes" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("log", "flags", "sentence"),
     [
@@ -161,8 +170,17 @@ def main_of(folder: Path, *flags: str) -> int:
             ["--label=stars"],
             "has no column stars; it has user_id, item_id, time",
         ),
-        ("user_id,item_id,time\n1,2,soon\n", [], "has the time soon, which is no time"),
+        (
+            "user_id,item_id,time\n1,2,soon\n",
+            [],
+            "Ray stopped: ValueError: soon is no time. Fix: write ISO 8601.",
+        ),
         ("user_id,item_id,time\n1,,3\n,2,4\n", [], "holds no event with user_id, item_id, time"),
+        (
+            "user_id,item_id,time\n1,2,3\n",
+            ["--label=item_id"],
+            "--label item_id must hold numbers, got string",
+        ),
         ("user_id,item_id,time,part\n1,2,3,4\n", [], "has a column part"),
         ("user_id,item_id,time\n1,2,3\n4,2,3\n", ["--partitions=1"], "leaves no event for training or test"),
     ],
