@@ -57,7 +57,7 @@ def read(path: str, needed: Sequence[str]) -> Any:
         )
     # In CSV files ids stay texts, such as 007.
     texts = csv.ConvertOptions(strings_can_be_null=True, column_types=dict.fromkeys(needed[:2], pa.string()))
-    more = {"csv": {"convert_options": texts}, "json": {"lines": True, "file_extensions": None}}
+    more = {"csv": {"convert_options": texts}, "json": {"file_extensions": None}}
     rows = getattr(ray.data, f"read_{kinds[0]}")([*files], filesystem=store, **more.get(kinds[0], {}))
     columns = rows.columns() or []
     for name in needed:
@@ -193,12 +193,11 @@ def schema_of(args: argparse.Namespace, form: str, found: pd.DataFrame) -> str:
         sections["label"] |= {"lowest": ends[0], "highest": ends[1]}
     sections["files"] |= {"users": "users"} if args.users else {}
     sections["files"] |= {"items": "items.parquet"} if args.items else {}
-    lines = [
-        line
+    texts = [
+        "".join([f"[{name}]\n", *(f"{key} = {json.dumps(value)}\n" for key, value in section.items())])
         for name, section in sections.items()
-        for line in (f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items()))
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(texts)
 
 
 def write(args: argparse.Namespace, folder: Path) -> None:
