@@ -106,7 +106,7 @@ def test_the_command_of_the_page_writes_each_event_once_and_all_of_a_user_in_one
     assert [*map(str, (len(of_test), of_test["user_id"].nunique(), 20))] == next(
         line.split()[1:] for line in output.splitlines() if line.startswith("test ")
     )
-    assert f"partitions: {sizes.min()} events in the smallest, {sizes.max()} in the largest" in output
+    assert f"partitions: {sizes.min():,} events in the smallest, {sizes.max():,} in the largest" in output
     assert f"dropped: {6_000 - len(events):,} repeated events (--duplicates last)" in output
     assert "--data_path parts --partitions 4 --split files" in output.splitlines()[-1]
     # The folder in one piece.
