@@ -30,7 +30,7 @@ def cluster() -> Iterator[None]:
     ray = pytest.importorskip("ray", reason="needs the package ray, of requirements-dev.txt")
     env = {"PYTHONPATH": f"{SCRIPT.parent}:{ROOT}", "RAY_USAGE_STATS_ENABLED": "0"}
     with mock.patch.dict(os.environ, env):
-        ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=2**27, log_to_driver=False)
+        ray.init("local", num_cpus=1, include_dashboard=False, object_store_memory=2**27, log_to_driver=False)
     yield
     ray.shutdown()
 
