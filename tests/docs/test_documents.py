@@ -50,7 +50,7 @@ OTHER_FLAGS = [
     *("--candidates", "--planted", "--model", "--users", "--pairs", "--margin", "--keep_runs", "--warm"),
     *("--ntasks-per-node", "--url", "--allowed_hosts"),
     # Of prepare.py.
-    *("--address", "--duplicates", "--partitions", "--test_fraction", "--validation_fraction"),
+    *("--address", "--duplicates", "--test_fraction", "--validation_fraction"),
     # Of ./run.sh plan.
     *("--hosts", "--gpus_per_host", "--network", "--disk", "--table", "--uvm", "--on_disk", "--steps"),
     *("--events", "--event_bytes", "--read_rate"),
