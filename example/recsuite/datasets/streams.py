@@ -69,12 +69,14 @@ class Frontier:
 class StreamPosition:
     """Position of a stream in its files, after some events.
 
-    files: by name; frontier: the newest event before it; first_time: of the first event of the stream;
-    num_late: number of late events so far; mean_label, mean_weight: of the first events.
+    files: by name; frontier: the newest event before it; predicted: the newest one that was predicted, behind
+    it in a window under way: events that come later and are older are late; first_time: of the first event of
+    the stream; num_late: number of late events so far; mean_label, mean_weight: of the first events.
     """
 
     files: dict[str, FilePosition] = field(default_factory=dict)
     frontier: Frontier = Frontier()
+    predicted: Frontier = Frontier()
     first_time: int = 0
     num_late: int = 0
     mean_label: float = 0.0

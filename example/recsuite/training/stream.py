@@ -117,21 +117,27 @@ class StreamWindows:
             begins_at=first_time,
             time=last_time,
             num_empty=stream.num_empty + empty,
+            position=dataclasses.replace(stream.position, predicted=self._frontier(window.end - 1)),
         )
 
     def done(self, stream: StreamProgress) -> StreamProgress:
         """Return the progress after the window under way."""
-        last = stream.end - self._segment.first - 1
-        name = self._segment.names[self._files[last]]
-        frontier = Frontier(int(self._times[last]), name, int(self._rows[last]))
+        frontier = self._frontier(stream.end - self._segment.first - 1)
         files: dict[str, FilePosition] = {}
         for mark in self._segment.marks:
             # The first mark of a file is one up to which everything is learned.
             is_learned = mark.learned_at <= stream.end
             before = mark.position if is_learned else files.get(mark.file, mark.position)
             files[mark.file] = dataclasses.replace(before, read=mark.position.read)
-        position = dataclasses.replace(self._segment.position, files=files, frontier=frontier)
+        position = dataclasses.replace(
+            self._segment.position, files=files, frontier=frontier, predicted=frontier
+        )
         return stream.done(position)
+
+    def _frontier(self, place: int) -> Frontier:
+        """Return an event as the newest one of those up to it."""
+        name = self._segment.names[self._files[place]]
+        return Frontier(int(self._times[place]), name, int(self._rows[place]))
 
     def times_of(self, window: Window) -> tuple[int, int]:
         """Return the times of the first and the last event of a window."""

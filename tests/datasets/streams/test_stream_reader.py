@@ -113,6 +113,21 @@ def test_a_reader_begins_where_another_one_was(tmp_path: Path) -> None:
     assert again.num_train == 60
 
 
+def test_events_that_come_into_a_window_under_way_are_late(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    rows = [(1, place, 3, FIRST + 10 * place) for place in range(6)]
+    append(tmp_path / "a.csv", rows)
+    vocabulary = Path(read(reader_of(config), config).folder, "vocabulary.json").read_text()
+    # Two events are learned, and the next two were predicted when the training ended.
+    learned, predicted = (Frontier(FIRST + 10 * place, "a.csv", place) for place in (1, 3))
+    position = StreamPosition({"a.csv": FilePosition(read=6)}, learned, predicted, FIRST)
+    append(tmp_path / "b.csv", [(2, 7, 3, FIRST + 15), (2, 8, 3, FIRST + 25), (2, 9, 3, FIRST + 35)])
+    columns = read(reader_of(config, StreamState(vocabulary, 2, position)), config)
+    assert columns.column("time").tolist() == [FIRST + second for second in (20, 30, 35, 40, 50)]
+    assert columns.segment is not None
+    assert columns.segment.position.num_late == 2
+
+
 def test_only_new_bytes_of_a_file_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(tmp_path)
     append(tmp_path / "a.csv", rows_of(40))
@@ -253,7 +268,8 @@ def test_a_file_that_changed_before_its_new_rows_is_refused(change: Any, tmp_pat
 def test_learned_files_may_be_removed_and_others_not(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     append(tmp_path / "a.csv", rows_of(40))
-    position = StreamPosition({"z.csv": FilePosition(7, 99, "", 7)}, Frontier(FIRST + 500, "z.csv", 6), FIRST)
+    newest = Frontier(FIRST + 500, "z.csv", 6)
+    position = StreamPosition({"z.csv": FilePosition(7, 99, "", 7)}, newest, newest, FIRST)
     vocabulary = Path(read(reader_of(config), config).folder, "vocabulary.json").read_text()
     # All events of a.csv are older: none is left, and an empty segment is made.
     assert read(reader_of(config, StreamState(vocabulary, 7, position)), config).num_train == 0

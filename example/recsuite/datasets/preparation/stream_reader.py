@@ -150,6 +150,8 @@ class StreamReader:
             known, end = self._marks.get(name, [FilePosition()])[-1], ends.get(name, 0)
             if end == known.bytes:
                 continue
+            # A server may not tell the size.
+            end = max(end, 0)
             if not file.has_byte_lines:
                 parts.append(file)
                 begins[name], marks[name] = 0, FilePosition(bytes=end)
@@ -189,9 +191,10 @@ class StreamReader:
                     "or train anew without --resume."
                 )
         seen = np.array([self._seen.get(name, 0) for name in names])
-        is_old = self.position.frontier.includes(raw.events.time, file, row, names)
-        num_late = int(np.count_nonzero(is_old & (row >= seen[file])))
-        is_left = (row >= known[file]) & ~is_old
+        times, position = raw.events.time, self.position
+        is_late = position.predicted.includes(times, file, row, names) & (row >= seen[file])
+        num_late = int(np.count_nonzero(is_late))
+        is_left = (row >= known[file]) & ~is_late & ~position.frontier.includes(times, file, row, names)
         notes = [*raw.skipped]
         if num_late:
             one = f"{schema.label} is older than the trained events, and is skipped"
@@ -397,7 +400,7 @@ class StreamReader:
         last = order[-1]
         name = self._names[events.file[last]]
         frontier = Frontier(int(raw.events.time[last]), name, int(events.row[last]))
-        self.position = dataclasses.replace(self.position, frontier=frontier)
+        self.position = dataclasses.replace(self.position, frontier=frontier, predicted=frontier)
         events.begin += len(order)
         self._first = position
         # What is learned is not read again.
