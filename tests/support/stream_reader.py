@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from recsuite.config.config import Config
@@ -29,7 +29,7 @@ def read(segments: StreamReader, config: Config, ends: Mapping[str, int] | None 
     return segments.columns()
 
 
-def append(path: Path, rows: list[tuple[object, ...]]) -> None:
+def append(path: Path, rows: Sequence[tuple[object, ...]]) -> None:
     """Append events of a user, an item, a label and a time to a CSV file."""
     header = "" if path.exists() else "user,item,rating,timestamp\n"
     with path.open("a") as file:

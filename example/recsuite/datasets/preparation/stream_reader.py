@@ -218,8 +218,8 @@ class StreamReader:
         # Only now, when nothing can fail any more.
         for name, end in marks.items():
             rows = begins[name] + counts[name]
-            position = dataclasses.replace(end, rows=rows, read=rows)
-            self._marks[name] = _thinned([*self._marks.get(name, [FilePosition()]), position])
+            mark = dataclasses.replace(end, rows=rows, read=rows)
+            self._marks[name] = _thinned([*self._marks.get(name, [FilePosition()]), mark])
             self._seen[name] = max(rows, self._seen.get(name, 0))
         self._events, self._names, self._notes = _Unlearned(raw, file, row, order), names, notes
         self.position = dataclasses.replace(self.position, num_late=self.position.num_late + num_late)
