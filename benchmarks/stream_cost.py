@@ -82,12 +82,12 @@ def costs(flags: argparse.Namespace, before: int, folder: Path) -> dict[str, Any
     path = data / "events.csv"
     path.write_text("user,item,rating,timestamp\n")
     append(path, 0, before)
-    places = ("--data_path", data, "--save_dir", dumps, "--stream", "--inc_dump")
+    places = ("--data_path", data, "--save_dir", dumps, "--stream")
     tables = ("--vocabulary", "dynamic", "--capacity", 2 * NUM_ITEMS, "--num_workers", 0)
     command = [sys.executable, EXAMPLE, *places, *tables]
-    learned = [*command, "--window", LONG_WINDOW]
+    learned = [*command, "--dump", "--window", LONG_WINDOW]
     subprocess.run([*map(str, learned)], check=True, stdout=subprocess.DEVNULL)
-    follows = [*command, "--resume", "--follow_data", "--window", flags.chunk]
+    follows = [*command, "--inc_dump", "--resume", "--follow_data", "--window", flags.chunk]
     delays, end = [], before
     with subprocess.Popen([*map(str, follows)], stdout=subprocess.DEVNULL) as process:
         try:

@@ -17,6 +17,7 @@ import argparse
 import json
 import logging
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,8 @@ from recsuite.files import replacing
 
 SPLITS = ("train", "validation", "test")
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
+# Ends of names behind that of the format.
+PACKED = (".gz", ".zst")
 # The times since 1970 that are below these are in these units.
 UNITS = {"unix": 1e11, "unix_ms": 1e14, "unix_us": 1e17, "unix_ns": 1e20}
 # Least time, and bits by which a pass over the events narrows the times among which the test begins.
@@ -49,8 +52,10 @@ def read(path: str, needed: Sequence[str]) -> Any:
         below = [entry] if entry.is_file else store.get_file_info(fs.FileSelector(root, recursive=True))
     except (OSError, pa.ArrowException) as error:
         raise rs.UserError(f"Cannot read {path}: {str(error).splitlines()[0]}") from None
-    ends = [(each.path, end) for each in below if each.is_file for end in Path(each.path).suffixes]
-    files = {name: FORMATS[end] for name, end in ends if end in FORMATS}
+    # Not checksums and marks of other programs, and not backups such as log.csv.bak.
+    paths = [Path(each.path) for each in below if each.is_file and each.base_name[0] not in "._"]
+    ends = {str(path): [end for end in path.suffixes if end not in PACKED][-1:] for path in paths}
+    files = {name: FORMATS[end[0]] for name, end in ends.items() if end and end[0] in FORMATS}
     if len(kinds := sorted({*files.values()})) != 1:
         raise rs.UserError(
             f"{path} must hold Parquet, CSV or JSON lines, got {' and '.join(kinds) or 'none'}."
@@ -291,7 +296,7 @@ def prepare(argv: Sequence[str] | None = None) -> int:
         found = re.search(r"^[\w.]*(?:Error|Exception|Invalid): .*", str(error), re.MULTILINE)
         raise rs.UserError(f"Ray stopped: {found[0] if found else str(error).splitlines()[0]}") from error
     script = "example.py" if args.label else "retrieval.py"
-    flags = f"--data_path {args.output} --partitions {args.partitions} --split files"
+    flags = f"--data_path {shlex.quote(str(args.output))} --partitions {args.partitions} --split files"
     print(f"next: torchrun --nproc_per_node 2 {script} {flags}")
     return 0
 

@@ -85,7 +85,7 @@ class Checkpointer:
             manifest, flags = read_manifest(resumed.folder), read_recorded(resumed.folder)
             steps = context.world_size, config.global_batch(columns.num_train, context.world_size)
             is_same = steps == (manifest.world_size, flags.get("batch_size"))
-            self.start = columns.continued(manifest.progress, is_same)
+            self.start = columns.continued(manifest.progress, is_same, config.training.epochs)
         # The step of the last call of `on_step` or `on_epoch`.
         self.seen = self.start.step
         self.run = run

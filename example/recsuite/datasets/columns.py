@@ -190,8 +190,8 @@ class Columns:
         # For intervals; if all events have the same user, events are the independent units instead.
         return np.array(events[USER]) if self.num_users > 1 else np.arange(len(events))
 
-    def continued(self, progress: Any, has_same_steps: bool) -> Any:
-        """Return the `Progress` at which a training continues from that of a checkpoint.
+    def continued(self, progress: Any, has_same_steps: bool, epochs: int) -> Any:
+        """Return the `Progress` at which a training of so many epochs continues from that of a checkpoint.
 
         has_same_steps: True if the number of ranks and the batch size are those of the checkpoint.
         """

@@ -119,11 +119,14 @@ def test_the_rest_of_a_pass_is_that_of_the_whole_pass(columns: Any) -> None:
 
 def test_a_training_continues_in_the_middle_only_with_the_same_steps(columns: Any, capsys: Any) -> None:
     part, progress = described(columns, UNEQUAL, 0), Progress(step=9, epoch=2, samples=300)
-    assert part.continued(progress, has_same_steps=True) == progress
+    assert part.continued(progress, has_same_steps=True, epochs=9) == progress
     ended = dataclasses.replace(progress, samples=0)
-    assert part.continued(ended, has_same_steps=False) == ended
-    assert part.continued(progress, has_same_steps=False) == dataclasses.replace(ended, epoch=3)
+    assert part.continued(ended, has_same_steps=False, epochs=9) == ended
+    assert part.continued(progress, has_same_steps=False, epochs=9) == dataclasses.replace(ended, epoch=3)
     assert "continues with epoch 4: 300 of 802 ratings of epoch 3 were used" in capsys.readouterr().out
+    # After the last epoch no model would be validated.
+    assert part.continued(progress, has_same_steps=False, epochs=3) == ended
+    assert "repeats epoch 3: 300 of 802 ratings" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

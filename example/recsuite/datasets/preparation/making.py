@@ -208,7 +208,8 @@ def _write_columns(
     features = [*(table.feature for table in written.tables), *written.numbers]
     (folder / SCHEMA_FILE).write_text(json.dumps(record_of(schema, features), indent=1, allow_nan=False))
     item_counts = whole.total(counts_of(stored.item[:num_train], len(raw.items)))
-    np.save(folder / "item_counts.npy", item_counts.astype(np.int32))
+    # Of all ranks together there may be more than fit into 32 bits.
+    np.save(folder / "item_counts.npy", item_counts.astype(np.int64 if whole.is_part else np.int32))
     rows, progress = _rows_of_items(folder, written, schema), _done(reached, "histories")
     # What a stream keeps came before.
     first_part = 0 if stream is None else CONTEXT

@@ -15,6 +15,7 @@ import numpy as np
 import pandas
 
 from recsuite.datasets.arrays import MOST, chunks
+from recsuite.datasets.batching import mix_bits
 from recsuite.datasets.preparation.vocabulary import MOST_FITTED, fit
 from recsuite.datasets.schema import EVENT, ITEM, USER, Codes, Feature, RawData, Schema
 from recsuite.datasets.tables.files import split_part
@@ -26,6 +27,9 @@ from recsuite.ids import ids_of
 SPLITS = ("train", "validation", "test")
 # A user of a table of users, which no partition has.
 NO_PARTITION = -1
+
+# Share of `MOST_FITTED` values that is drawn: a draw has a few more or fewer.
+SHARE_FITTED = 0.98
 
 
 def with_split(raw: RawData, exchange: PartitionExchange) -> RawData:
@@ -196,7 +200,7 @@ def vocabulary_of(
         if values is None:
             continue
         if feature.number:
-            vocabulary[feature.name] = _encoding(values, feature, is_train, counts, exchange)
+            vocabulary[feature.name] = _encoding(values, feature, raw, schema, is_train, counts, exchange)
             continue
         known, numbers = _values(values, feature, is_train, counts)
         # The items are the same on all ranks.
@@ -271,6 +275,8 @@ def _merged(
 def _encoding(
     values: Any,
     feature: Feature,
+    raw: RawData,
+    schema: Schema,
     is_train: np.ndarray,
     counts: dict[str, np.ndarray],
     exchange: PartitionExchange,
@@ -289,9 +295,15 @@ def _encoding(
         fitted = values.to_numpy(np.float64)[counts[feature.entity] > 0]
     if feature.entity != ITEM:
         number = sum(exchange.gathered(len(fitted)))
-        step = -(-number // (MOST_FITTED - exchange.size)) or 1
+        if number > MOST_FITTED:
+            # By a hash of the user and the time: the same values on any number of ranks.
+            keys = ids_of(raw.users[schema.column_of(USER)].to_numpy())
+            owners = keys[counts[USER] > 0]
+            if feature.entity == EVENT:
+                owners = keys[raw.events.user[is_train]] + raw.events.time[is_train]
+            fitted = fitted[mix_bits(owners, ()) < 2**32 * (SHARE_FITTED * MOST_FITTED / number)]
         # Sorted, so that sums do not depend on the number of ranks.
-        fitted = np.sort(np.concatenate(exchange.gathered(np.array(fitted[::step]))))
+        fitted = np.sort(np.concatenate(exchange.gathered(np.array(fitted))))
     # As read from a file.
     encoding: dict[str, Any] = json.loads(json.dumps(asdict(fit(fitted, feature.number))))
     return encoding

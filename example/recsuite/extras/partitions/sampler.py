@@ -70,18 +70,23 @@ class PartColumns(Columns):
             return np.arange(sum(sizes[SPLITS.index(split)] for sizes in self.sizes))
         return self.joined(self.column(USER_NUMBERS)[self.events(split)[USER]])
 
-    def continued(self, progress: Any, has_same_steps: bool) -> Any:
-        """Return the progress of a checkpoint, or the next epoch if its steps are others than those here."""
+    def continued(self, progress: Any, has_same_steps: bool, epochs: int) -> Any:
+        """Return the progress of a checkpoint, or the next epoch if its steps are others than those here.
+
+        The last epoch is repeated: after it no model would be validated.
+        """
         if has_same_steps or progress.samples == 0:
             return progress
+        epoch = min(progress.epoch + 1, epochs - 1)
         if self.rank == 0:
+            how = "continues with" if epoch > progress.epoch else "repeats"
+            events = counted(self.num_train, self.schema.label)
             say(
-                f"the training continues with epoch {progress.epoch + 2}: "
-                f"{progress.samples:,} of {counted(self.num_train, self.schema.label)} of epoch "
+                f"the training {how} epoch {epoch + 1}: {progress.samples:,} of {events} of epoch "
                 f"{progress.epoch + 1} were used by another number of processes or --batch_size, whose steps "
                 "have other events of the partitions"
             )
-        return dataclasses.replace(progress, epoch=progress.epoch + 1, samples=0)
+        return dataclasses.replace(progress, epoch=epoch, samples=0)
 
 
 def seed_of(seed: int, rank: int) -> int:
