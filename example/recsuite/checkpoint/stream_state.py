@@ -54,7 +54,8 @@ def _reader(config: Config, context: RuntimeContext, trains: bool) -> StreamRead
     )
     recent = RecentEvents(config.data.history, keeps_changes=trains and section.inc_dump)
     if context.local_rank == 0:
-        made = StreamReader(config, state, recent, owner_of(name))
+        # Machines may share the folder of the columns.
+        made = StreamReader(config, state, recent, owner_of(f"{name} {context.rank}"), trains)
     raise_on_all(lambda: _restore(recent, folders) if context.local_rank == 0 else None)
     return made if context.local_rank == 0 else None
 

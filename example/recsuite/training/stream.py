@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import time
 from datetime import datetime, timezone
 
@@ -17,7 +16,6 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import BatchLoader
 from recsuite.datasets.opening import Data, load, open_segment
 from recsuite.datasets.preparation.baselines import PastBiases
-from recsuite.datasets.preparation.stream_reader import StreamReader
 from recsuite.datasets.schema import ENTITIES, ITEM, UNKNOWN_ROW, USER
 from recsuite.datasets.streams import (
     PRUNE_EVERY,
@@ -184,18 +182,20 @@ class StreamWindows:
         """
         if stream.end // PRUNE_EVERY == stream.begin // PRUNE_EVERY:
             return
-        stream_reader, rank = self._data.stream_reader, self._context.rank
+        reader, rank = self._data.stream_reader, self._context.rank
         dynamic = {table.name for table in self.columns.tables if table.feature.is_dynamic}
+        # Every machine has the same ids in the same order.
+        mine = {} if reader is None else {entity: reader.ids_of(entity, stream.end) for entity in ENTITIES}
+        kept = broadcast_from_rank0(lambda: mine)
         for entity in ENTITIES:
             name = self.columns.schema.name_of(entity)
-            # Every machine has the same ids in the same order.
-            ids = broadcast_from_rank0(functools.partial(_kept_ids, stream_reader, entity, stream.end))
             if name in dynamic:
-                mask = have_rows(model, name, torch.from_numpy(ids).to(self._context.device), rank)
-                if stream_reader is not None:
-                    stream_reader.keep(entity, mask.cpu().numpy())
-            elif stream_reader is not None:
-                stream_reader.keep_known(entity)
+                ids = torch.from_numpy(kept[entity]).to(self._context.device)
+                mask = have_rows(model, name, ids, rank)
+                if reader is not None:
+                    reader.keep(entity, mask.cpu().numpy())
+            elif reader is not None:
+                reader.keep_known(entity)
 
     def load(self) -> BatchLoader:
         """Return a loader of the current columns; the one before ends."""
@@ -213,11 +213,6 @@ class StreamWindows:
     def close(self) -> None:
         """End the loader. Not collective."""
         self._loader.close()
-
-
-def _kept_ids(stream_reader: StreamReader | None, entity: str, position: int) -> np.ndarray:
-    assert stream_reader is not None
-    return stream_reader.ids_of(entity, position)
 
 
 def describe_growth(before: Columns, columns: Columns) -> str:

@@ -276,3 +276,77 @@ def test_learned_files_may_be_removed_and_others_not(tmp_path: Path) -> None:
     position = dataclasses.replace(position, files={"z.csv": FilePosition(5, 66, "", 7)})
     with pytest.raises(UserError, match=r"z\.csv is gone, and 2 of its rows may not be learned"):
         reader_of(config, StreamState(vocabulary, 7, position)).read(sizes(config))
+
+
+def test_a_stream_that_has_learned_all_goes_on_after_a_resume(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    append(tmp_path / "a.csv", rows_of(40))
+    (tmp_path / "b.csv").write_text("user,item,rating,timestamp\n")
+    first = reader_of(config)
+    columns = read(first, config)
+    first.advance(40)
+    position = dataclasses.replace(first.position, files={"a.csv": first._marks["a.csv"][-1]})
+    state = StreamState(Path(columns.folder, "vocabulary.json").read_text(), 40, position)
+    resumed = reader_of(config, state)
+    assert read(resumed, config).num_train == 0
+    append(tmp_path / "a.csv", [(1, 2, 3, FIRST + 400)])
+    append(tmp_path / "b.csv", [(1, 2, 3, FIRST + 401)])
+    assert read(resumed, config).num_train == 2
+
+
+def test_a_last_line_without_its_end_is_read_when_it_has_come(tmp_path: Path) -> None:
+    config, path = config_of(tmp_path, follow_data=True), tmp_path / "a.csv"
+    append(path, rows_of(20))
+    with path.open("a") as file:
+        file.write(f"1,2,3,{str(FIRST + 999)[:9]}")
+    reader = reader_of(config)
+    assert read(reader, config).num_train == 20
+    reader.advance(20)
+    with path.open("a") as file:
+        file.write(f"{str(FIRST + 999)[9:]}\n")
+    assert read(reader, config).column("time").tolist() == [FIRST + 999]
+
+
+def test_a_line_that_goes_on_where_it_was_read_is_refused(tmp_path: Path) -> None:
+    config, path = config_of(tmp_path), tmp_path / "a.csv"
+    append(path, rows_of(20))
+    path.write_text(path.read_text().rstrip("\n"))
+    reader = reader_of(config)
+    read(reader, config)
+    reader.advance(20)
+    content = path.read_text()
+    path.write_text(f"{content}7\n")
+    with pytest.raises(UserError, match=r"a\.csv that was read without its end goes on at byte"):
+        reader.read(sizes(config))
+    path.write_text(f"{content}\n1,2,3,{FIRST + 400}\n")
+    assert read(reader, config).num_train == 1
+
+
+def test_a_reading_whose_columns_cannot_be_made_is_undone(tmp_path: Path) -> None:
+    config, path = config_of(tmp_path, vocabulary="fixed"), tmp_path / "a.csv"
+    append(path, rows_of(20))
+    reader = reader_of(config)
+    read(reader, config)
+    reader.advance(20)
+    content = path.read_text()
+    append(path, [("guest", 2, 3, FIRST + 400)])
+    with pytest.raises(UserError, match="must be whole numbers of 64 bits"):
+        read(reader, config)
+    path.write_text(content)
+    append(path, [(1, 2, 3, FIRST + 400)])
+    assert read(reader, config).num_train == 1
+
+
+def test_what_is_kept_does_not_depend_on_the_pieces_in_which_it_was_learned(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    append(tmp_path / "a.csv", rows_of(60))
+    once, in_pieces = reader_of(config), reader_of(config)
+    for reader in (once, in_pieces):
+        read(reader, config)
+    for position in (7, 30, 31, 60):
+        in_pieces.advance(position)
+    once.advance(60)
+    append(tmp_path / "a.csv", [(user, 1, 2, FIRST + 500) for user in range(9)])
+    files = [read(reader, config).files for reader in (once, in_pieces)]
+    assert files[0] == files[1]
+    assert once.ids_of(USER, 60).tolist() == in_pieces.ids_of(USER, 60).tolist()

@@ -203,7 +203,10 @@ class RecentEvents:
             used, inverse = np.unique(positions, return_inverse=True)
             slots.append(entity.insert(of_entity[used].tolist())[inverse])
             entity.add(slots[-1], label)
-        self.total += float(label.sum(dtype=np.float64))
+        # One after the other: the same bits whatever the parts are.
+        total = np.array([self.total])
+        np.add.at(total, np.zeros(len(label), np.int64), label)
+        self.total = float(total[0])
         self.number += len(label)
         self.lists.make_room(len(self.users.ids))
         if self.lists.longest:

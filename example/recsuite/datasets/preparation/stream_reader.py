@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 MOST_MARKS = 16
 # Users out of a fixed vocabulary that are kept.
 MOST_UNKNOWN = 2**16
+# Bytes in which the last line end is searched.
+AT_ONCE = 2**20
 # Position of an event that is not in a segment.
 NEVER = 2**53
 
@@ -86,7 +88,11 @@ class StreamReader:
     recent: what the stream keeps of learned events; position: of the next segment.
     """
 
-    def __init__(self, config: Config, state: StreamState, recent: RecentEvents, owner: str) -> None:
+    def __init__(
+        self, config: Config, state: StreamState, recent: RecentEvents, owner: str, trains: bool = True
+    ) -> None:
+        # Without a training no users are looked at again: all events are one segment.
+        self._trains = trains
         self._config, self._span, self._owner = config, config.stream.span, owner
         self._data = dataclasses.replace(config.data, split=STREAM, duplicates="keep")
         self.recent, self._first, self.position = recent, state.first, state.position
@@ -96,6 +102,8 @@ class StreamReader:
         # Number of rows of each file that were ever read: later ones may be late.
         self._seen = {name: position.read for name, position in state.position.files.items()}
         self._source: TableSource | None = None
+        # Attributes before the last reading.
+        self._before: dict[str, Any] = {}
         self._events: _Unlearned | None = None
         self._names: list[str] = []
         self._number = 0
@@ -116,9 +124,10 @@ class StreamReader:
         parts, begins, marks = self._parts(source, ends)
         names = [source.tables.name_of(file) for file in source.tables.events]
         if not parts and self._events is None:
-            # All is learned. The features of users and items are those of any file.
-            last, name = source.tables.events[-1], names[-1]
-            parts, begins, marks = [last], {name: 0}, {name: FilePosition(bytes=max(last.size, 0))}
+            # All is learned. The features of users and items are those of any file with rows, whose rows are
+            # old: it gets no mark.
+            part = next((file for file in source.tables.events if self._has_rows(source, file)), None)
+            parts, begins = [part or source.tables.events[-1]], dict.fromkeys(names, 0)
         if not parts:
             return
         cache, is_first = cache_of(source, self._data), not self._marks
@@ -136,6 +145,9 @@ class StreamReader:
         self, source: TableSource, ends: Mapping[str, int]
     ) -> tuple[list[File], dict[str, int], dict[str, FilePosition]]:
         """Return the parts of files to read, the number of rows before each, and its end."""
+        # Imported here: a rank that reads no files needs no Arrow.
+        from recsuite.datasets.tables.formats import header_of
+
         parts: list[File] = []
         begins: dict[str, int] = {}
         marks: dict[str, FilePosition] = {}
@@ -148,10 +160,12 @@ class StreamReader:
                 )
         for name, file in files.items():
             known, end = self._marks.get(name, [FilePosition()])[-1], ends.get(name, 0)
-            if end == known.bytes:
-                continue
             # A server may not tell the size.
             end = max(end, 0)
+            if file.has_byte_lines:
+                end = self._whole_lines(file, known.bytes, end)
+            if end == known.bytes or end <= len(header_of(file) if file.has_byte_lines else b""):
+                continue
             if not file.has_byte_lines:
                 parts.append(file)
                 begins[name], marks[name] = 0, FilePosition(bytes=end)
@@ -168,6 +182,33 @@ class StreamReader:
             parts.append(file if is_whole else dataclasses.replace(file, part=(known.bytes, end)))
             begins[name], marks[name] = known.rows, FilePosition(bytes=end, tail=_tail_of(file, end))
         return parts, begins, marks
+
+    def _has_rows(self, source: TableSource, file: File) -> bool:
+        return self._seen.get(source.tables.name_of(file), 0) > 0
+
+    def _whole_lines(self, file: File, begin: int, end: int) -> int:
+        """Return the end of the lines to read of a text; refuse a line that goes on where one was read.
+
+        The last line of data that are followed is read when its end has come.
+        """
+        if end <= begin:
+            return end
+        with Path(file.path).open("rb") as opened:
+            opened.seek(max(0, begin - 1))
+            start = opened.read(2 if begin else 0)
+            if len(start) == 2 and start[:1] != b"\n" and start[1:] not in (b"\n", b"\r"):
+                raise UserError(
+                    f"A line of {file} that was read without its end goes on at byte {begin:,}. Fix: end the "
+                    "file there with a line end and write the whole line again, or train anew."
+                )
+            if not self._config.stream.follow_data:
+                return end
+            for first in range(max(begin, end - AT_ONCE), begin - 1, -AT_ONCE):
+                opened.seek(first)
+                place = opened.read(min(AT_ONCE, end - first)).rfind(b"\n")
+                if place >= 0:
+                    return first + place + 1
+        return begin
 
     def _add(
         self,
@@ -215,7 +256,9 @@ class StreamReader:
             file, row = file[order], row[order]
             raw = dataclasses.replace(raw, events=with_columns(raw.events, lambda column: column[order]))
         order = self._order_of(raw, schema, names, file, row, notes)
-        # Only now, when nothing can fail any more.
+        # Only now, when the reading cannot fail any more.
+        self._before = {name: getattr(self, name) for name in ("_events", "_names", "_notes", "position")}
+        self._before |= {name: {**getattr(self, name)} for name in ("_marks", "_seen")}
         for name, end in marks.items():
             rows = begins[name] + counts[name]
             mark = dataclasses.replace(end, rows=rows, read=rows)
@@ -259,8 +302,20 @@ class StreamReader:
         """Write and return the columns of the next segment, which is empty if all is learned.
 
         Raises:
-            UserError: when they cannot be written, or a new stream has no event.
+            UserError: when they cannot be written, or a new stream has no event. Then the last reading is
+                undone: its files may be mended.
         """
+        try:
+            columns = self._columns()
+        except UserError:
+            for name, value in self._before.items():
+                setattr(self, name, value)
+            raise
+        finally:
+            self._before = {}
+        return columns
+
+    def _columns(self) -> Columns:
         source, events = self._source, self._events
         assert source is not None
         assert events is not None
@@ -309,6 +364,8 @@ class StreamReader:
     def _next_order(self, events: _Unlearned) -> tuple[np.ndarray, bool]:
         """Return the places of the next segment's events, and True if no others were read."""
         order = events.order[events.begin :]
+        if not self._trains:
+            return order, True
         # Where the kept users are looked at again: the same place however the events came.
         most = PRUNE_EVERY - self._first % PRUNE_EVERY
         if len(order) <= most:
@@ -329,6 +386,7 @@ class StreamReader:
         learned_at = np.full(len(events.row), NEVER)
         # An event of the future would have its file read again from there after each resume, for years.
         learned_at[events.raw.events.time > time.time() + SECONDS_PER_DAY] = self._first
+        learned_at[events.order[events.begin :]] = NEVER
         learned_at[events.order[: events.begin]] = self._first
         learned_at[order] = self._first + 1 + np.arange(len(order))
         marks = []
@@ -348,12 +406,13 @@ class StreamReader:
     def ids_of(self, entity: str, position: int) -> np.ndarray:
         """Return the ids of the kept users or items at a position, as of a dynamic table, int64 [n]."""
         self.advance(position)
-        kept = self._kept(entity)
-        return ids_of([kept.ids[slot] for slot in kept.taken().tolist()])
+        # In order: the same on any machine.
+        return ids_of(sorted(self._kept(entity).slot_of))
 
     def keep(self, entity: str, mask: np.ndarray) -> None:
         """Remove the users or items without a mark, bool [n], in the order of `ids_of`."""
-        slots = self._kept(entity).taken()[~mask]
+        kept = self._kept(entity)
+        slots = kept.find(sorted(kept.slot_of))[~mask]
         if entity == USER:
             self.recent.remove_users(slots)
         else:
@@ -365,7 +424,7 @@ class StreamReader:
         kept, source = self._kept(entity), self._source
         assert source is not None
         known = {*json.loads(self._vocabulary)[source.schema.name_of(entity)]}
-        slots = kept.taken()
+        slots = kept.find(sorted(kept.slot_of))
         unknown = [
             (-kept.counts[slot], kept.ids[slot], slot) for slot in slots if kept.ids[slot] not in known
         ]
@@ -462,7 +521,11 @@ def _restricted(
         known = np.flatnonzero(slots >= 0)
         owner, item, label, times = recent.lists.of(slots[known])
         distinct, positions = np.unique(item, return_inverse=True)
-        items, place = _with_ids(items, schema.column_of(ITEM), [recent.items.ids[slot] for slot in distinct])
+        ids = [recent.items.ids[slot] for slot in distinct]
+        # In the order of their ids, which is the same on any machine.
+        by_id = sorted(range(len(ids)), key=ids.__getitem__)
+        items, place = _with_ids(items, schema.column_of(ITEM), [ids[number] for number in by_id])
+        place = place[np.argsort(by_id)] if ids else place
         context = Events(
             known[owner].astype(np.int32), place[positions].astype(np.int32), label.astype(np.float32), times
         )
