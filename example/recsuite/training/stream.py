@@ -115,22 +115,33 @@ class StreamWindows:
             begins_at=first_time,
             time=last_time,
             num_empty=stream.num_empty + empty,
-            position=dataclasses.replace(stream.position, predicted=self._frontier(window.end - 1)),
+            position=dataclasses.replace(
+                stream.position,
+                files=self._files_at(self._segment.first + window.begin),
+                predicted=self._frontier(window.end - 1),
+            ),
         )
 
     def done(self, stream: StreamProgress) -> StreamProgress:
         """Return the progress after the window under way."""
         frontier = self._frontier(stream.end - self._segment.first - 1)
+        position = dataclasses.replace(
+            self._segment.position,
+            files=self._files_at(stream.end),
+            frontier=frontier,
+            predicted=frontier,
+        )
+        return stream.done(position)
+
+    def _files_at(self, learned: int) -> dict[str, FilePosition]:
+        """Return the positions in the files before which all events are before a position of the stream."""
         files: dict[str, FilePosition] = {}
         for mark in self._segment.marks:
             # The first mark of a file is one up to which everything is learned.
-            is_learned = mark.learned_at <= stream.end
+            is_learned = mark.learned_at <= learned
             before = mark.position if is_learned else files.get(mark.file, mark.position)
             files[mark.file] = dataclasses.replace(before, read=mark.position.read)
-        position = dataclasses.replace(
-            self._segment.position, files=files, frontier=frontier, predicted=frontier
-        )
-        return stream.done(position)
+        return files
 
     def _frontier(self, place: int) -> Frontier:
         """Return an event as the newest one of those up to it."""
