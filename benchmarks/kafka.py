@@ -32,7 +32,10 @@ from online_serving import wait_until
 
 from example import make_model
 from recsuite.config.config import Config
-from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.preparation.recent import RecentEvents
+from recsuite.datasets.preparation.stream_reader import StreamReader
+from recsuite.datasets.source import locate
+from recsuite.datasets.streams import EMPTY_STREAM_STATE
 from recsuite.extras.kafka import COPY, Topic
 from recsuite.serving.followers import wait_for_first
 from recsuite.serving.served import Follower
@@ -151,8 +154,14 @@ def throughput(brokers: Brokers, kind: str, flags: argparse.Namespace, folder: P
             topic.copy(topic.offsets())
             seconds += time.perf_counter() - start
     start = time.perf_counter()
-    columns = open_columns(config)
-    assert columns.num_train == flags.events
+    reader = StreamReader(config, EMPTY_STREAM_STATE, RecentEvents(config.data.history), "benchmark")
+    reader.read({file.name: file.size for file in locate(config.data, config.runtime.seed).files})
+    number = 0
+    while reader.has_more:
+        columns = reader.columns()
+        number += columns.num_train
+        reader.advance(number)
+    assert number == flags.events
     return {"copy": seconds, "columns": time.perf_counter() - start}
 
 

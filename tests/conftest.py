@@ -69,6 +69,7 @@ LONGEST = (
     "test_lost",
     "test_run_sh",
     "test_ray_train",
+    "test_prepare",
     "test_wheel",
     "test_silence",
     "test_memory",

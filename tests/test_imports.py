@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "datasets": "errors files places config runtime workers ids time_buckets metrics compiled hooks",
     "models": "errors config datasets.schema compiled time_buckets",
     "sharding": "errors files config runtime datasets models ids compiled",
-    "training.progress": "files",
+    "training.progress": "files datasets.streams",
     "checkpoint.format": "errors files places training.progress",
     "checkpoint.folder": "errors files places runtime.console runtime.process checkpoint.format",
     "checkpoint.chain": "errors files runtime.console checkpoint.format checkpoint.folder training.progress",

@@ -183,6 +183,13 @@ def digest_of(path: Path) -> str:
         return digest_of_open(file)
 
 
+def digest_of_part(path: Path, begin: int, end: int) -> str:
+    """Digest of the bytes of a file from one position to before another, as in `FileEntry`."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        return digest_of_bytes(file.read(end - begin))
+
+
 def digest_of_open(file: io.RawIOBase) -> str:
     """Digest of the bytes of an open file, as in `FileEntry`."""
     # Not at the top: flags are checked with these modules before any package is installed.
@@ -210,9 +217,14 @@ def flushed(path: Path) -> FileEntry:
     # blocks from the page cache.
     with ThreadPoolExecutor(1) as pool:
         flushing = pool.submit(flush, path)
-        digest = digest_of(path)
+        entry = entry_of(path)
         flushing.result()
-    return FileEntry(path.name, path.stat().st_size, digest)
+    return entry
+
+
+def entry_of(path: Path) -> FileEntry:
+    """Return the entry of a file."""
+    return FileEntry(path.name, path.stat().st_size, digest_of(path))
 
 
 def check_size(folder: Path, entry: FileEntry) -> None:
@@ -292,7 +304,7 @@ LONGEST_TEXT = 4096
 # Flags that name a folder or a file. Such a name may contain any character.
 PATHS = ("data_path", "schema", "cache_dir", "save_dir", "report_dir", "load", "export")
 # Fields that may hold names of files, or of columns and types of events, which any text can be.
-NAMED = {*PATHS, "events_per_file", "column", "title", "event_types"}
+NAMED = {*PATHS, "files", "names", "file", "column", "title", "event_types"}
 # Metadata of a field that a file has only if it is not the default. Older files need not have it.
 OPTIONAL = {"is_optional": True}
 

@@ -36,6 +36,7 @@ SECTIONS: Mapping[str, tuple[str, str]] = {
     "guess": ("recsuite.extras.guess.flags", "GuessConfig"),
     "graph": ("recsuite.extras.graph.flags", "GraphConfig"),
     "recommend": ("recsuite.extras.recommend.flags", "RecommendConfig"),
+    "partitions": ("recsuite.extras.partitions.flags", "PartitionsConfig"),
 }
 # --initial_rows, which is the name of an extra, to its function that makes the rows, see `Training.shard`.
 INITIAL_ROWS: Mapping[str, str] = {"gaussian": "gaussian_rows"}

@@ -23,6 +23,7 @@ TABLES = [
     ("online_quality", "online_quality", "online quality"),
     ("online_serving", "online_serving", "online"),
     ("kafka", "kafka", "kafka"),
+    ("stream_cost", "stream_cost", "stream cost"),
     ("sequences", "sequences", "sequences"),
     ("sequences", "sequences_planted", "sequences_planted"),
     ("sequences_speed", "sequences_speed", "speed"),

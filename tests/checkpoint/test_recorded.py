@@ -21,7 +21,7 @@ from recsuite.checkpoint.recorded import (
     read_recorded,
     with_recorded,
 )
-from recsuite.config.config import Config, flag_names, machine_flags
+from recsuite.config.config import Config, extra_data_flags, flag_names, machine_flags
 from recsuite.config.parser import parse_given
 from recsuite.datasets import opening
 from recsuite.datasets.movielens.synthetic import write_synthetic
@@ -179,6 +179,7 @@ def test_every_flag_is_of_exactly_one_class() -> None:
     classes = (
         NAME_FLAGS,
         DATA_FLAGS,
+        extra_data_flags(),
         MODEL_FLAGS,
         TABLE_FLAGS,
         LEARNING_FLAGS,

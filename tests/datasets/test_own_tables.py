@@ -17,7 +17,7 @@ from recsuite.config.sections import DataConfig
 from recsuite.datasets.batches import Batch, EventBatches, Request
 from recsuite.datasets.columns import Columns, record_type
 from recsuite.datasets.opening import fitted_to_tables, open_data
-from recsuite.datasets.preparation.cache import _name, open_columns
+from recsuite.datasets.preparation.cache import name_of_columns, open_columns
 from recsuite.datasets.preparation.vocabulary import Scale, encoding_of, fit
 from recsuite.datasets.schema import BUCKETS, DENSE, UNKNOWN_ROW
 from recsuite.datasets.source import locate
@@ -178,7 +178,7 @@ def test_an_edited_schema_is_another_set_of_columns(
     for text in (schema, schema.replace(before, after, 1)):
         (first / "schema.toml").write_text(text)
         source = locate(DataConfig(data_path=str(first)), 0)
-        names.append(_name({}, source.key, DataConfig(), 0))
+        names.append(name_of_columns({}, source.key, DataConfig(), 0))
     assert names[0] != names[1]
 
 

@@ -395,7 +395,7 @@ def is_run_by_the_test_of_the_benchmark(lines: Lines, clone: Path) -> None:
 def is_run_by_the_test_of_the_script(lines: Lines, clone: Path) -> None:
     for line in lines:
         (script,) = re.findall(r"python example/(\w+)\.py", line)
-        test = ROOT / "tests" / "scripts" / f"test_{script}.py"
+        (test,) = (ROOT / "tests").glob(f"*/test_{script}.py")
         assert f'ROOT / "example" / "{script}.py"' in test.read_text()
 
 
@@ -514,6 +514,11 @@ CHECKS: dict[str, Check] = {
     "python example/ray_train.py 2 --dataset ml-latest-small --save_dir dumps": (
         is_run_by_the_test_of_the_script
     ),
+    # prepare.md
+    (
+        "python example/prepare.py --input log --output parts --partitions 64 --user user_id --item item_id "
+        "--time time --label stars --users users.parquet --items items.parquet"
+    ): is_run_by_the_test_of_the_script,
     # kafka.md
     ".venv/bin/pip install confluent-kafka": learns_from_a_topic,
     # dynamic.md

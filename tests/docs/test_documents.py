@@ -22,7 +22,7 @@ from tests.support.launch import EXAMPLE, ROOT, python, succeeded
 DOCS = ROOT / "docs"
 MOST_WORDS_OF_THE_README = 1_050
 # Of README, changelog and docs/, without extras, the archive and generated pages; and of the extras.
-MOST_WORDS, MOST_WORDS_OF_EXTRAS = 17_750, 4_250
+MOST_WORDS, MOST_WORDS_OF_EXTRAS = 17_750, 5_270
 GENERATED = ("docs/api.md", "docs/flags.md")
 # Of other programs: run.sh, torchrun, pip, docker, the benchmarks.
 OTHER_FLAGS = [
@@ -49,8 +49,11 @@ OTHER_FLAGS = [
     ),
     *("--candidates", "--planted", "--model", "--users", "--pairs", "--margin", "--keep_runs", "--warm"),
     *("--ntasks-per-node", "--url", "--allowed_hosts"),
+    # Of prepare.py.
+    *("--address", "--duplicates", "--test_fraction", "--validation_fraction"),
     # Of ./run.sh plan.
     *("--hosts", "--gpus_per_host", "--network", "--disk", "--table", "--uvm", "--on_disk", "--steps"),
+    *("--events", "--event_bytes", "--read_rate"),
 ]
 
 

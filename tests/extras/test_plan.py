@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from example import make_model
+from recsuite.config.config import Config
 from recsuite.config.sections import MAX_EMBEDDING_DIM
+from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.extras import plan
 from recsuite.sharding.table_rules import RowWiseAdagrad
@@ -128,6 +130,50 @@ def test_a_plan_shows_tables_ranks_slowest_rank_and_the_time_of_a_checkpoint(
     assert "checkpoint: 260.0 GB, 65.0 GB of one host, 65.0 s at 1.0 GB/s a host" in output
 
 
+def test_256_machines_are_planned_on_paper_with_the_partitions_of_their_ranks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("--hosts=256", "--gpus_per_host=8", "--table=user:1_000_000_000:64", "--disk_size=4TB")
+    assert plan.main([*words, "--partitions=10_000", "--events=1_000_000_000_000"], make_model) == 0
+    *_, partitions, disk = capsys.readouterr().out.splitlines()
+    # 10,000 partitions of 100 million events on 2,048 ranks: 5 of the first, 91 bytes an event.
+    begin = "partitions: 10000, 5 of the first rank: 500,000,000 events, 45.5 GB of columns, "
+    assert partitions == f"{begin}made once in 385 s at 1,300,000 events/s"
+    assert disk == "disk: 364.0 GB of columns on a machine, 9.1% of 4.0 TB"
+
+
+@pytest.mark.parametrize(
+    ("events", "disk", "hosts"),
+    # 8 ranks of 10^9 events of 100 bytes fill the disk; a rank may read 2^31 - 1 events.
+    [("32_000_000_000", "800GB", 4), ("120_000_000_000", "100TB", 8)],
+)
+def test_a_disk_that_is_too_small_is_said_with_the_fewest_machines_that_fit(
+    events: str, disk: str, hosts: int
+) -> None:
+    sizes = ("--partitions=128", f"--events={events}", "--event_bytes=100", f"--disk_size={disk}")
+    words = (*EIGHT, "--table=user:1000:8", *sizes)
+    assert f"Fix: give --hosts {hosts}." in refused(*words, "--hosts", "2")
+    assert [fits(*words, "--hosts", str(number)) for number in (hosts - 1, hosts)] == [False, True]
+
+
+def test_the_columns_of_a_rank_are_its_share_of_those_of_the_data(
+    synthetic_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (*CPUS, "2", "--data_path", str(synthetic_folder), "--partitions", "4", "--read_rate", "1000")
+    assert plan.main([*words], make_model) == 0
+    pattern = (
+        r"2 of the first rank: (\S+) events, (\S+) (kB|MB) of columns, made once in (\d+) s at 1,000 events/s"
+    )
+    found = re.search(pattern, capsys.readouterr().out)
+    assert found is not None
+    columns = open_columns(Config.of(data_path=str(synthetic_folder)))
+    written = sum(file.stat().st_size for file in Path(columns.folder).iterdir())
+    number = (columns.num_train + columns.num_validation + columns.num_test) / 2
+    assert int(found[1].replace(",", "")) == pytest.approx(number, abs=2)
+    assert float(found[2]) * {"kB": 1e3, "MB": 1e6}[found[3]] == pytest.approx(written / 2, rel=0.1)
+    assert int(found[4]) == pytest.approx(number / 1000, abs=1)
+
+
 # --- refusals ---
 
 
@@ -176,6 +222,11 @@ def test_cpu_ranks_are_not_told_to_use_the_memories_of_a_gpu() -> None:
         ([LARGE, *CPUS, "2", "--uvm", "user"], "--uvm and --on_disk require GPUs"),
         ([LARGE, "--uvm", "users"], "take names of user, got users"),
         (["--tables", "missing.csv"], "Cannot read --tables missing.csv"),
+        ([LARGE, "--partitions", "8"], "plan requires --events with --partitions"),
+        (
+            [LARGE, "--partitions", "4", "--events", "9"],
+            "8 ranks require at least as many --partitions, got 4",
+        ),
         (["--table=user:10:2048"], "An embedding_dim of 2048 is too large for a GPU"),
     ],
 )

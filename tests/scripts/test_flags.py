@@ -46,11 +46,13 @@ WITH = {
     **{"half_life": "--eviction lfu", "max_bad_rows": "--bad_rows skip", "tensorboard": "--report_dir data"},
     **{"user": "--recommend", "recommend": "--user 1", "synthetic_kind": "--dataset synthetic"},
     "block": "--task sequence --mlp_dims none",
+    **{"partitions": "--data_path data", "min_count": "--data_path data --partitions 2"},
 }
 # Read in modes that a training is not, and with data and a split that it does not have.
 MODES = {"train", "load", "compact", "resume", "export", "recommend", "doctor", "schema"}
 OF_MODES = {
-    *("user", "top", "follow", "until", "checkpoint", "test_fraction", "other_data", "format", "row_type")
+    *("user", "top", "follow", "until", "checkpoint", "test_fraction", "other_data", "format", "row_type"),
+    "min_count",
 }
 # Of dynamic tables, and of tables elsewhere than in memory.
 OF_TABLES = {

@@ -75,6 +75,7 @@ def stream(folder: Path, config: Config, context: RuntimeContext, end_at: int = 
         def on_epoch(self, epoch: Epoch) -> None:
             of_window = ("num_events", "first_time", "last_time", "validation", "overall", "biases")
             values = {name: getattr(epoch, name) for name in of_window}
+            values["validation"] = epoch.validation.values
             windows.append({"number": epoch.number, "losses": epoch.losses.tolist(), **values})
 
     config = config.replaced(save_dir=str(folder))

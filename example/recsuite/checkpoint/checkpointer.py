@@ -42,7 +42,7 @@ from recsuite.checkpoint.restore import restore
 from recsuite.checkpoint.writer import CheckpointWriter
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.streams import check_prefix
+from recsuite.datasets.preparation.stream_reader import StreamReader
 from recsuite.errors import UserError, counted
 from recsuite.hooks import extra
 from recsuite.models.tasks import TASKS
@@ -66,6 +66,7 @@ class Checkpointer:
     """
 
     phase = "dumps"
+    stream_reader: StreamReader | None = None
 
     def __init__(
         self,
@@ -79,7 +80,12 @@ class Checkpointer:
         self.is_resumed = resumed is not None or bool(config.checkpoint.warm_start)
         # Known before `begin`: from here on the workers make batches while the trainer builds the model that
         # `begin` restores.
-        self.start = Progress() if resumed is None else read_manifest(resumed.folder).progress
+        self.start = Progress()
+        if resumed is not None:
+            manifest, flags = read_manifest(resumed.folder), read_recorded(resumed.folder)
+            steps = context.world_size, config.global_batch(columns.num_train, context.world_size)
+            is_same = steps == (manifest.world_size, flags.get("batch_size"))
+            self.start = columns.continued(manifest.progress, is_same, config.training.epochs)
         # The step of the last call of `on_step` or `on_epoch`.
         self.seen = self.start.step
         self.run = run
@@ -113,7 +119,7 @@ class Checkpointer:
             task = TASKS[self.config.model.task]
             extra("warm").start_from(folder_at(folder), train_state, self.columns, task, self.context)
         self.writer = CheckpointWriter(
-            train_state, self.run, self.resumed, self.columns, self.config, self.context
+            train_state, self.run, self.resumed, self.columns, self.config, self.context, self.stream_reader
         )
         # Any delta needs a full checkpoint to build on. A resumed training has one, and continues its chain:
         # a server that follows it need not notice that the trainer was restarted.
@@ -313,7 +319,17 @@ def _check_stream(chain: CheckpointChain, progress: Progress, columns: Columns) 
     """Refuse data in which the events learned so far have changed; new events after them are fine."""
     stream = progress.stream
     assert stream is not None
-    check_prefix(columns.column("keys"), stream.end, stream.digest, columns.source)
+    segment = columns.segment
+    assert segment is not None
+    if segment.first != stream.begin:
+        raise UserError(f"{chain.folder.parent} got another checkpoint meanwhile. Fix: start again.")
+    under_way = columns.column("time")[: stream.end - stream.begin]
+    if len(under_way) != stream.end - stream.begin or (len(under_way) and under_way[-1] != stream.time):
+        raise UserError(
+            f"The {columns.schema.labels} after the first {stream.begin:,} of {columns.source} are not those "
+            "that this stream has learned from: a stream continues with new files and with what is added at "
+            "the end of files. Fix: put the files back as they were, or train anew without --resume."
+        )
     if not (stream.begin <= stream.end and progress.samples <= stream.end - stream.begin):
         raise UserError(
             f"{chain.folder} says that {progress.samples:,} {columns.schema.labels} of its window are used, "
@@ -358,7 +374,13 @@ def _say_changes(chain: CheckpointChain, config: Config, context: RuntimeContext
 # --- compaction ---
 
 
-def compact(train_state: ShardedModel, columns: Columns, config: Config, context: RuntimeContext) -> None:
+def compact(
+    train_state: ShardedModel,
+    columns: Columns,
+    config: Config,
+    context: RuntimeContext,
+    stream_reader: StreamReader | None = None,
+) -> None:
     """Replace the newest deltas with a full checkpoint, and remove these deltas. Collective: every rank.
 
     Raises:
@@ -376,7 +398,9 @@ def compact(train_state: ShardedModel, columns: Columns, config: Config, context
         # checkpoint replaces are removed only if it is whole.
         manifest = restore(chain, train_state, columns, context)
         if chain.deltas:
-            writer = CheckpointWriter(train_state, manifest.run, chain, columns, config, context)
+            writer = CheckpointWriter(
+                train_state, manifest.run, chain, columns, config, context, stream_reader
+            )
             # It has the step of the last delta, and of equal steps the full checkpoint is the newest. So the
             # folder is not ambiguous if this process is killed before the deltas are removed.
             writer.write_full(manifest.progress)

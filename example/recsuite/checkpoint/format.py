@@ -42,6 +42,8 @@ FORMAT = 1
 IN_FILE = {"progress": "position"}
 MANIFEST = "manifest.json"
 VOCABULARY = "vocabulary.json"
+# What a stream keeps of the events that it has learned, see `recent.RecentEvents`.
+STREAM_FILE = "stream.state"
 CONFIG = "config.json"
 # Features of an export; a checkpoint has those of the schema.
 FEATURES_FILE = "features.json"

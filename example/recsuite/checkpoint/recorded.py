@@ -22,7 +22,7 @@ from recsuite.checkpoint.chain import (
 )
 from recsuite.checkpoint.folder import newest_in
 from recsuite.checkpoint.format import CONFIG, FEATURES_FILE, read_config, read_manifest
-from recsuite.config.config import Config, flag_names, sections
+from recsuite.config.config import Config, extra_data_flags, flag_names, sections
 from recsuite.config.presets import as_given, in_words
 from recsuite.config.sections import ModelConfig, OptimizerConfig, check_given_flags
 from recsuite.errors import UserError, printable
@@ -102,7 +102,7 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
     if before is None:
         return config
     folder, recorded = before[0], _with_global_batch(before[0], checked_flags(*before))
-    data = (*(name for name in DATA_FLAGS if name not in TOLERANCES), *NAME_FLAGS[1:])
+    data = (*(name for name in DATA_FLAGS if name not in TOLERANCES), *NAME_FLAGS[1:], *extra_data_flags())
     # The progress of a resume is a position in the order of the ratings, so the data are fixed too.
     fixed = (*MODEL_FLAGS, *data) if config.checkpoint.resume else MODEL_FLAGS
     _refuse_others(folder, fixed, recorded, config, given)
@@ -237,7 +237,8 @@ def data_flags_of(folder: Path, recorded: dict[str, Any], given: Collection[str]
             f"{folder} was trained on the files in {recorded['data_path']}, and no path is taken from a "
             "checkpoint; give --data_path, the folder of the same files."
         )
-    return _open(DATA_FLAGS if elsewhere else (*NAME_FLAGS, *DATA_FLAGS), recorded, given)
+    names = (*DATA_FLAGS, *extra_data_flags())
+    return _open(names if elsewhere else (*NAME_FLAGS, *names), recorded, given)
 
 
 def _open(names: Collection[str], recorded: dict[str, Any], given: Collection[str]) -> dict[str, Any]:

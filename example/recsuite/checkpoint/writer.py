@@ -52,6 +52,7 @@ from recsuite.checkpoint.folder import (
 from recsuite.checkpoint.format import (
     CONFIG,
     MANIFEST,
+    STREAM_FILE,
     VOCABULARY,
     DynamicRecord,
     Manifest,
@@ -64,6 +65,7 @@ from recsuite.checkpoint.origin import ORIGIN, origin_of
 from recsuite.checkpoint.shards import OFFSETS_KEY, RowReader, Texts, shard_file_name, write_shard_file
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
+from recsuite.datasets.preparation.stream_reader import StreamReader
 from recsuite.datasets.schema import SCHEMA_FILE, Feature, Schema
 from recsuite.errors import UserError
 from recsuite.files import FileEntry, digest_of, digest_of_bytes, flushed, plain, reason_of
@@ -199,12 +201,14 @@ def _with_unknown(values: np.ndarray) -> np.ndarray:
 class ShardContents:
     """Contents of this rank's shard file.
 
-    arrays: by name; offsets: of each array in the whole tensor; counts: rows of each table.
+    arrays: by name; offsets: of each array in the whole tensor; counts: rows of each table; stream: arrays of
+    `STREAM_FILE`, None on other ranks than 0 and without a stream.
     """
 
     arrays: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     offsets: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    stream: dict[str, np.ndarray] | None = None
 
     def add(self, name: str, array: np.ndarray, first: int = 0) -> None:
         """Add an array with the rows from `first` on of a whole tensor."""
@@ -217,7 +221,8 @@ class CheckpointWriter:
 
     If a checkpoint fails because of space or permissions, one line is printed and the training continues; the
     next checkpoint tries again. chain: the checkpoint that the train state was restored from, if any; the
-    first delta builds on it. Collective: every rank.
+    first delta builds on it. stream_reader: of a stream, on the first rank of each machine. Collective: every
+    rank.
     """
 
     def __init__(
@@ -228,8 +233,11 @@ class CheckpointWriter:
         columns: Columns,
         config: Config,
         context: RuntimeContext,
+        stream_reader: StreamReader | None = None,
     ) -> None:
         self.run = run
+        # Rank 0 alone writes what the stream keeps, but each machine counts its changes.
+        self.stream_reader = stream_reader
         self.columns = columns
         self.config = config.with_global_batch(columns.num_train, context.world_size)
         self.context = context
@@ -318,7 +326,7 @@ class CheckpointWriter:
         self.link = None
         manifest = self._describe(progress, None)
         # A copy, so that the next step may change the tensors while a thread writes.
-        contents = self._contents(is_delta=False, copy=is_async)
+        contents = self._contents(progress, is_delta=False, copy=is_async)
 
         def write() -> None:
             self._write_files(final, contents, manifest)
@@ -334,7 +342,7 @@ class CheckpointWriter:
         assert self.link is not None
         final, manifest = self.save_dir / delta_name(progress.step), self._describe(progress, self.link)
         try:
-            self._write_files(final, self._contents(is_delta=True), manifest)
+            self._write_files(final, self._contents(progress, is_delta=True), manifest)
         except UserError as error:
             if self.is_uploaded:
                 # It may be published although its answer was lost: the next one must not build on another.
@@ -349,6 +357,8 @@ class CheckpointWriter:
     def _clear_changes(self) -> None:
         for table in self.tables.values():
             table.clear_changes()
+        if self.stream_reader is not None:
+            self.stream_reader.recent.clear_changes()
 
     def finish(self) -> None:
         """Wait for the full checkpoint that is under way, and print whether it was written."""
@@ -377,7 +387,7 @@ class CheckpointWriter:
         if self.failure:
             raise UserError(self.failure)
 
-    def _contents(self, is_delta: bool, copy: bool = False) -> ShardContents:
+    def _contents(self, progress: Progress, is_delta: bool, copy: bool = False) -> ShardContents:
         """Return the contents of this rank's shard file; tensors on the CPU are not copied unless asked."""
         contents = ShardContents()
         for name, table in self.tables.items():
@@ -398,6 +408,8 @@ class CheckpointWriter:
             for name, (shape, _) in self.shapes.items():
                 if name.startswith("tables.") and name not in contents.arrays:
                     contents.add(name, np.zeros((0, *shape[1:]), np.float32))
+        if self.stream_reader is not None and progress.stream is not None and self.context.rank == 0:
+            contents.stream = self.stream_reader.arrays(progress.stream.begin, is_delta)
         # The dense part is the same on every rank, so rank 0 writes it.
         if self.context.rank == 0:
             for name, tensor in self.dense.items():
@@ -418,7 +430,7 @@ class CheckpointWriter:
             making.mkdir(parents=True, exist_ok=True)
             # The raw values of large tables take long to write, so they are written in a thread.
             with ThreadPoolExecutor(1) as pool:
-                beside = pool.submit(self._write_beside, making, is_delta) if rank == 0 else None
+                beside = pool.submit(self._write_beside, making, is_delta, contents) if rank == 0 else None
                 # A rank may have no rows, and then writes no file of a full checkpoint.
                 paths = [making / name] if contents.arrays else []
                 entries = [write_shard_file(path, contents.arrays, metadata) for path in paths]
@@ -448,14 +460,17 @@ class CheckpointWriter:
         if self.is_uploaded:
             shutil.rmtree(making, ignore_errors=True)
 
-    def _write_beside(self, making: Path, is_delta: bool) -> list[FileEntry]:
+    def _write_beside(self, making: Path, is_delta: bool, contents: ShardContents) -> list[FileEntry]:
         """Write the files of a checkpoint without tensors, and wait until they are on the disk."""
         config = making / CONFIG
         config.write_text(json.dumps(self.config.recorded, indent=1, allow_nan=False))
         copied = [] if is_delta else [making / VOCABULARY, making / SCHEMA_FILE]
         for path in copied:
             shutil.copyfile(Path(self.columns.folder) / path.name, path)
-        return [*map(flushed, [config, *copied])]
+        entries = [*map(flushed, [config, *copied])]
+        if contents.stream is not None:
+            entries.append(write_shard_file(making / STREAM_FILE, contents.stream))
+        return entries
 
     def _making(self, final: Path) -> Path:
         name = making_name(final, self.attempt)

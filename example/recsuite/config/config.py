@@ -154,6 +154,12 @@ class Config:
         return {name: vars(section) for name, section in self.sections.items()}
 
     @property
+    def reader(self) -> Any:
+        """The module of an extra that reads the data, see `ExtraSection.reader`; None without one."""
+        readers = (section.reader() for section in self.extras.values())
+        return next((reader for reader in readers if reader is not None), None)
+
+    @property
     def modes(self) -> tuple[str, ...]:
         """The modes to run, in the order of a model's life."""
         flags = self.flags
@@ -320,6 +326,8 @@ class ExtraSection(Section):
     modes: ClassVar[tuple[str, ...]] = ()
     # True if these modes use the --checkpoint in --save_dir.
     serves: ClassVar[bool] = False
+    # Flags that decide the events, which a checkpoint keeps.
+    data_flags: ClassVar[tuple[str, ...]] = ()
 
     def check(self, config: Config) -> None:
         """Refuse flags that contradict those of other sections.
@@ -334,6 +342,13 @@ class ExtraSection(Section):
         given: the flags of the command line; model: makes the model of the script.
         """
         raise NotImplementedError
+
+    def reader(self) -> Any:
+        """Return a module that reads the data instead of the core; None to leave it to the core.
+
+        It has `open_columns(config, context)`, collective, and a subclass `Batches` of `EventBatches`.
+        """
+        return None
 
     def observers(self, config: Config, context: Any) -> Iterable[Any]:
         """Yield callbacks and trackers of a training, on rank 0."""
@@ -386,6 +401,12 @@ def alone_modes() -> tuple[str, ...]:
 def serving_modes() -> tuple[str, ...]:
     """Modes that use the --checkpoint in --save_dir as a server does."""
     return ("export", *(mode for kind in hooks.sections().values() if kind.serves for mode in kind.modes))
+
+
+@functools.cache
+def extra_data_flags() -> tuple[str, ...]:
+    """Flags of extras that decide the events, which a checkpoint keeps."""
+    return tuple(name for kind in hooks.sections().values() for name in kind.data_flags)
 
 
 @functools.cache

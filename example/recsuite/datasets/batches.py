@@ -9,7 +9,7 @@ this module, so it imports neither torch nor TorchRec nor pandas.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,6 +82,8 @@ class EventBatches:
         self.seed = config.runtime.seed
         self.rank = rank
         self.world_size = world_size
+        # Number of events of a stream before these.
+        self.first_event = columns.segment.first if columns.segment else 0
         self.num_numbers = columns.num_numbers
         self.user_place = columns.place_of(USER)
         self.features = EventFeatures(columns, config.data)
@@ -91,6 +93,11 @@ class EventBatches:
         self.part = range(begin, end)
         self._of_groups = whole_groups(self.part, self.batch_size, self.model.in_batch_negatives)
         self._order = EventOrder(self.batch_size, self._of_groups, self.seed, longest)
+
+    @property
+    def has_groups_of_ranks(self) -> bool:
+        """True if the events of a group, whose items are negatives, may be on several ranks."""
+        return self.world_size > 1
 
     @property
     def batch_bytes(self) -> int:
@@ -106,6 +113,20 @@ class EventBatches:
     def positions_of(self, split: str, window: tuple[int, int] | None = None) -> range:
         """Positions of a pass: those of the window if given, else of the split."""
         return self.ranges[split] if window is None else range(*window)
+
+    def num_events(self, split: str, window: tuple[int, int] | None = None) -> int:
+        """Number of events of a pass, of all ranks."""
+        return len(self.positions_of(split, window))
+
+    def in_order(self, everyones: Any, split: str, window: tuple[int, int] | None = None) -> Any:
+        """Return results of the batches of all ranks in the order of the events of a pass, [n, ...].
+
+        everyones: torch.Tensor [steps, ranks, B, ...].
+        """
+        # Step after step, and within a step rank after rank: this is the order in which batches are cut from
+        # the split. Padding comes after the last event of a step.
+        steps = everyones.flatten(1, 2)[:, : self.batch_size]
+        return steps.flatten(0, 1)[: self.num_events(split, window)]
 
     def num_steps(self, split: str, first: int = 0, window: tuple[int, int] | None = None) -> int:
         """Number of batches in a pass over a split or window from place `first` on, equal on every rank."""
@@ -174,13 +195,17 @@ class EventBatches:
         left = len(self.positions_of(request.split)) - request.first - request.step * full
         return num_rows / min(full, left)
 
+    def _begin_of(self, request: Request) -> int:
+        """Return the place in the pass of the first event of a step of all ranks."""
+        return request.first + request.step * self.batch_size
+
     def _negatives(self, request: Request) -> np.ndarray:
         """Positions of the items drawn as negatives of a step, int32; none outside of training."""
         number = self.model.num_negatives(self.num_items)
         if request.split != "train" or number == 0:
             return np.zeros(0, np.int32)
         # The place in the pass identifies the step, on any number of ranks and in a resumed pass.
-        begin = request.first + request.step * self.batch_size
+        begin = self._begin_of(request)
         return sample_items(self.features.listed_items(), number, self.seed, request.epoch, begin)
 
     def _histories_of(
@@ -198,7 +223,7 @@ class EventBatches:
             read = features.find_order(events, positions, read_positions, request.split)
             history, told = read.history, reads_of(read, rows, empty)
             # Drawn by the place in the user histories: the same in any batch, on any number of ranks.
-            draws = mix_bits(read.places, (self.seed, request.epoch)).astype(np.int32)
+            draws = mix_bits(read.places, (self._order.seed, request.epoch)).astype(np.int32)
             told |= {"ages": read.ages, "draws": draws}
         else:
             history = features.find_histories(events, request.split)
@@ -273,8 +298,8 @@ class EventBatches:
         """Return the place of this rank's first event of a step, from the beginning of the pass or stream."""
         # Not from the first step here: then the same events are chosen on any number of ranks and in a
         # resumed pass. A stream counts from its beginning, or the first event of each window would be chosen.
-        begin = self.positions_of(request.split, request.window).start + request.first
-        return begin + request.step * self.batch_size + self.part.start
+        begin = self.first_event + self.positions_of(request.split, request.window).start
+        return begin + self._begin_of(request) + self.part.start
 
     def _hide_histories(self, events: np.ndarray, request: Request) -> None:
         """Remove the histories of hidden users: new users have none. Changes the events in place."""

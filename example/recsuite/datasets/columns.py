@@ -65,15 +65,16 @@ from recsuite.datasets.schema import (
     Schema,
     Table,
 )
+from recsuite.datasets.streams import StreamSegment
 from recsuite.errors import UserError, printable
-from recsuite.files import SEAL, FileEntry, check_file, parsed, reason_of, sealed, typed
+from recsuite.files import OPTIONAL, SEAL, FileEntry, check_file, parsed, reason_of, sealed, typed
 from recsuite.metrics import Metrics
 from recsuite.runtime.console import stage
 
 MANIFEST = "manifest.json"
 # Version of the content of columns and of parts of tables. Increase it with every change of a reader, a
 # formula or a file. A test compares the digest of some columns.
-VERSION = 6
+VERSION = 7
 # Files whose digests are taken at once.
 DIGEST_THREADS = 4
 
@@ -123,9 +124,9 @@ class Columns:
     numbers: the features that are dense inputs; baselines: way of evaluation, such as "ranks", to name to
     metrics on the test, and "ranks/known" and "ranks/new" to those of the users with and without a training
     event, if there are both; item_leakage: feature of the event to its leakage of the item, see
-    the extra `leakage`; label_leakage: likewise of the label; num_late: number of late events of a stream,
-    which are skipped; events_per_file: of a stream, including late ones; digest: of the events in order, and
-    of the begins of the splits; files: name of each column to digest.
+    the extra `leakage`; label_leakage: likewise of the label; digest: of the events in order, and of the
+    begins of the splits; files: name of each column to digest; segment: of a stream, whose events all are
+    for training.
     """
 
     folder: str
@@ -145,10 +146,14 @@ class Columns:
     notes: tuple[str, ...]
     item_leakage: dict[str, float] = field(default_factory=dict)
     label_leakage: dict[str, float] = field(default_factory=dict)
-    num_late: int = 0
-    events_per_file: dict[str, int] = field(default_factory=dict)
     digest: str = ""
     files: dict[str, str] = field(default_factory=dict)
+    segment: StreamSegment | None = field(default=None, metadata=OPTIONAL)
+
+    @property
+    def is_part(self) -> bool:
+        """True if other ranks have other events, see the extra `partitions`."""
+        return False
 
     def range_of(self, split: str) -> range:
         """Positions of "train", "validation" or "test" in the columns of events; "catalogue": all items."""
@@ -174,6 +179,23 @@ class Columns:
         rows = self.events(split)
         names = ["label", *(f"label_{place}" for place in range(2, len(self.schema.label_names) + 1))]
         return np.stack([rows[name] for name in names], axis=1)
+
+    def joined(self, values: np.ndarray) -> np.ndarray:
+        """Return values of the events of all ranks, of those of events here, [n, ...]: here they are all."""
+        return values
+
+    def user_numbers(self, split: str) -> np.ndarray:
+        """Return a number for the user of each event of a split, int64 or int32 [n]."""
+        events = self.events(split)
+        # For intervals; if all events have the same user, events are the independent units instead.
+        return np.array(events[USER]) if self.num_users > 1 else np.arange(len(events))
+
+    def continued(self, progress: Any, has_same_steps: bool, epochs: int) -> Any:
+        """Return the `Progress` at which a training of so many epochs continues from that of a checkpoint.
+
+        has_same_steps: True if the number of ranks and the batch size are those of the checkpoint.
+        """
+        return progress
 
     def user_counts(self) -> np.ndarray:
         """Number of training events of each user, int64 [users]."""

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from socket import gethostname
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from recsuite.datasets.loader import BatchLoader, EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO, Schema
 from recsuite.datasets.source import FIRST_SCHEMA, PREPARATION_DEADLINE, is_user_tables, locate, look
-from recsuite.datasets.streams import COPY, EMPTY_STREAM_STATE, StreamState
+from recsuite.datasets.streams import COPY
 from recsuite.errors import UserError, counted
 from recsuite.hooks import extra
 from recsuite.runtime.console import say
@@ -34,9 +34,11 @@ from recsuite.runtime.process import (
     broadcast_from_rank0,
     launch_name,
     once_per_node,
+    raise_on_all,
 )
 
 if TYPE_CHECKING:
+    from recsuite.datasets.preparation.stream_reader import StreamReader
     from recsuite.datasets.tables.source import TableFile
 
 # Seconds between two looks at the files.
@@ -140,8 +142,8 @@ class Data:
 
     columns: Columns
     loader: BatchLoader
-    # For a stream: its state, and the polling for new data.
-    stream_state: StreamState = EMPTY_STREAM_STATE
+    # For a stream: its reader on the first rank of each machine, and the polling for new data.
+    stream_reader: StreamReader | None = None
     following: FileWatcher | None = None
     # Makes a loader, also for data that have grown.
     build: Callable[..., BatchLoader] = build_dataloader
@@ -151,12 +153,12 @@ class Data:
 def open_data(
     config: Config,
     context: RuntimeContext,
-    stream_state: StreamState = EMPTY_STREAM_STATE,
+    make_reader: Callable[[], StreamReader | None] = lambda: None,
     build: Callable[..., BatchLoader] = build_dataloader,
 ) -> Iterator[Data]:
     """Yield the data set and its loader. The workers end with the context. Collective: every rank.
 
-    stream_state: of a stream that continues; build: makes the loader, see `build_dataloader`.
+    make_reader: makes the reader of a stream; build: makes the loader, see `build_dataloader`.
 
     Raises:
         UserError: when the data cannot be obtained, differ between machines, or the workers cannot start.
@@ -170,13 +172,21 @@ def open_data(
             advance()
         # Before the files are read: later changes are new data.
         following = FileWatcher(config, context.say, advance) if config.stream.follow_data else None
-        columns = open_same_columns(config, context, stream_state)
-        if topic is not None:
-            topic.check_retained(stream_state.events_per_file, columns.events_per_file)
+        stream_reader = None
+        if config.stream.stream:
+            stream_reader = make_reader()
+            stack.callback(_close, stream_reader)
+            ends = ends_of(config)
+            if topic is not None:
+                position = None if stream_reader is None else stream_reader.position
+                raise_on_all(lambda: topic.check_retained(position, ends) if position else None)
+            columns = open_segment(stream_reader, context, None, ends)
+        else:
+            columns = open_same_columns(config, context)
         _report_data(columns, config, context)
         # Before the model is built, so that the workers start and make their first batches meanwhile.
         loader = stack.enter_context(load(columns, config, context, build))
-        yield Data(columns, loader, stream_state, following, build)
+        yield Data(columns, loader, stream_reader, following, build)
 
 
 def _report_data(columns: Columns, config: Config, context: RuntimeContext) -> None:
@@ -189,7 +199,9 @@ def _report_data(columns: Columns, config: Config, context: RuntimeContext) -> N
     if config.stream.stream:
         # With --load there are no windows.
         cut = "" if config.checkpoint.load else f" (--window {config.stream.window})"
-        sizes = f"a stream of {columns.num_train:,} {schema.labels}{cut}"
+        first = columns.segment.first if columns.segment else 0
+        after = f" after {first:,} that are learned" if first else ""
+        sizes = f"a stream of {columns.num_train:,} {schema.labels}{after}{cut}"
     else:
         sizes = (
             f"{columns.num_train:,} {schema.labels} for training, {columns.num_validation:,} for validation, "
@@ -216,19 +228,63 @@ def describe_validation(columns: Columns, config: DataConfig) -> list[str]:
     return [line] if is_auto and number > round(left * SHARE_OF_VALIDATION) else []
 
 
-def open_same_columns(
-    config: Config, context: RuntimeContext, stream_state: StreamState = EMPTY_STREAM_STATE
+def _close(stream_reader: StreamReader | None) -> None:
+    if stream_reader is not None:
+        stream_reader.close()
+
+
+def ends_of(config: Config) -> dict[str, int]:
+    """Return the size of each file of a data set, in bytes, as rank 0 sees them. Collective: every rank."""
+
+    def listed() -> dict[str, int]:
+        source = look(config.data, config.runtime.seed)[1] or locate(config.data, config.runtime.seed)
+        return {file.name: file.size for file in source.files}
+
+    return dict(broadcast_from_rank0(listed))
+
+
+def open_segment(
+    stream_reader: StreamReader | None,
+    context: RuntimeContext,
+    learned: int | None,
+    ends: Mapping[str, int] | None = None,
 ) -> Columns:
+    """Return the columns of the next segment of a stream, the same on every machine. Collective: every rank.
+
+    stream_reader: on the first rank of each machine; learned: position of the stream that was learned, None
+    for the one at which it began; ends: size of each file up to which it is read, None to read nothing.
+
+    Raises:
+        UserError: when the data cannot be read, or differ between machines.
+    """
+
+    def opened() -> tuple[str, Columns]:
+        assert stream_reader is not None
+        if learned is not None:
+            stream_reader.advance(learned)
+        if ends is not None:
+            stream_reader.read(ends)
+        return gethostname(), stream_reader.columns()
+
+    everyones = once_per_node(context, opened, PREPARATION_DEADLINE)
+    _check_same_data(everyones)
+    return everyones[context.rank][1]
+
+
+def open_same_columns(config: Config, context: RuntimeContext) -> Columns:
     """Return the columns of the configured data set, the same on every machine. Collective: every rank.
 
     Raises:
         UserError: when the data cannot be obtained, or differ between machines.
     """
+    if (reader := config.reader) is not None:
+        columns: Columns = reader.open_columns(config, context)
+        return columns
     # Every byte is read and digested once on a machine, by its first rank, and not once for each rank.
     # All use the launch of rank 0: machines may share a folder, and only the first of them rebuilds it.
     launch = broadcast_from_rank0(launch_name) if config.data.rebuild else ""
     everyones = once_per_node(
-        context, lambda: (gethostname(), open_columns(config, launch, stream_state)), PREPARATION_DEADLINE
+        context, lambda: (gethostname(), open_columns(config, launch)), PREPARATION_DEADLINE
     )
     _check_same_data(everyones)
     return everyones[context.rank][1]
@@ -242,7 +298,8 @@ def load(
 ) -> BatchLoader:
     """Return a loader of this rank's batches. Not collective."""
     config = config.with_global_batch(columns.num_train, context.world_size)
-    dataset = EventBatches(columns, config, context.rank, context.world_size)
+    batches = EventBatches if config.reader is None else config.reader.Batches
+    dataset = batches(columns, config, context.rank, context.world_size)
     return build(dataset, EpochSampler(dataset), config)
 
 

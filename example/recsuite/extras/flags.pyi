@@ -88,3 +88,5 @@ class Flags(TypedDict, total=False):
     user: str
     top: int
     follow: bool
+    partitions: int
+    min_count: int

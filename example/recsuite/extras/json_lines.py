@@ -55,6 +55,10 @@ class JsonLines(TextReader):
                     yield FileBatch(batch, first, len(self.bad), lines)
                 first, line = first + batch.num_rows, line + num_lines
 
+    def number_of(self, batch: FileBatch, place: int) -> int:
+        """Return the number of the line at a position of a batch, counted from 1."""
+        return super().number_of(batch, place) + self.lines_before
+
     def _first_names(self) -> list[str]:
         """Return the column names of the objects in the first block."""
         lines = self._text.head.split(b"\n")
@@ -110,7 +114,7 @@ class JsonLines(TextReader):
                 rows.append(parsed)
                 lines.append(number)
             else:
-                self.bad.append(BadRow(number, _shown(text), parsed))
+                self.bad.append(BadRow(number + self.lines_before, _shown(text), parsed))
         self._leave_out_mixed(rows, lines, columns)
         arrays = [_array([row.get(name) for row in rows]) for name in columns]
         return pyarrow.RecordBatch.from_arrays(arrays, names=list(columns)), np.array(lines, np.int64)
@@ -126,7 +130,8 @@ class JsonLines(TextReader):
                 value = rows[place].get(name)
                 if value is not None and isinstance(value, list | dict) != nested[0]:
                     reason = f"{name} is {kind}, and {others} in rows before"
-                    self.bad.append(BadRow(lines[place], text_of(value)[:JSON_SHOWN], reason))
+                    line = lines[place] + self.lines_before
+                    self.bad.append(BadRow(line, text_of(value)[:JSON_SHOWN], reason))
                     del rows[place], lines[place]
         self.bad.sort()
 

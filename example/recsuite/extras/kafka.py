@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recsuite.config.config import Config
-from recsuite.datasets.streams import COPY
+from recsuite.datasets.streams import COPY, StreamPosition
 from recsuite.datasets.tables.files import JSON_BLOCK_BYTES
 from recsuite.errors import UserError, counted, printable
 from recsuite.files import explained, flush, locked, plain, replacing, typed
@@ -135,18 +135,19 @@ class Topic:
             )
         return notes
 
-    def check_retained(self, before: Mapping[str, int], now: Mapping[str, int]) -> None:
-        """Refuse a new copy of a topic that has removed learned messages. before, now: events of each file,
-        at the checkpoint and in the copy.
+    def check_retained(self, position: StreamPosition, ends: Mapping[str, int]) -> None:
+        """Refuse a new copy of a topic that has removed learned messages.
+
+        position: of the stream in the files; ends: sizes of the files of the copy, in bytes.
 
         Raises:
             UserError: with the offsets.
         """
         first = self._record().first
-        for path, number in before.items():
+        for path, learned in position.files.items():
             name = FILE.fullmatch(path.removeprefix(f"{COPY}/"))
             begin = first.get(str(int(name[1])), 0) if name else 0
-            if name and begin > int(name[2]) and now.get(path, 0) < number:
+            if name and begin > int(name[2]) and ends.get(path, 0) < learned.bytes:
                 raise UserError(
                     f"The stream has learned messages of partition {int(name[1])} of {self.address} before "
                     f"offset {begin}, and {self.folder} does not have them: the topic retains none before "

@@ -37,6 +37,7 @@ from recsuite.config.fitting import with_preset
 from recsuite.config.parser import parse_given
 from recsuite.config.sections import MAX_EMBEDDING_DIM
 from recsuite.config.units import size_of
+from recsuite.datasets.arrays import MOST
 from recsuite.datasets.batches import EventBatches, Request
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import BatchLoader, EpochSampler
@@ -77,6 +78,9 @@ PARTS = {
     "bwd_comms": "send gradients",
     "bwd_compute": "update",
 }
+# Bytes of an event on the disk: columns with user histories, and the parts that they are made of. Events that
+# a rank reads in a second of its core. Measured with texts as ids, a label and times: docs/ingest_texts.json.
+EVENT_BYTES, READ_RATE = 91, 1_300_000
 # Ranks that are listed each; of more, only the extremes. Ranks of the largest cluster that is tried.
 MOST_LISTED, MOST_RANKS = 8, 8192
 TABLE = re.compile(r"([^:.]+):([1-9][\d_]*):(\d+)(?::(\d*\.?\d+))?", re.ASCII)
@@ -374,6 +378,45 @@ def report(
     print(f"checkpoint: {most}{shown(of_hosts.sum())}, {shown(of_hosts.max())} of one host, {seconds}")
 
 
+def describe_partitions(cluster: Cluster) -> list[str]:
+    """Return lines on the columns that ranks make of partitions of equal size.
+
+    Raises:
+        UserError: when there are more ranks than partitions, or too many events for a rank or a disk.
+    """
+    local, num_bytes = cluster.context.local_world_size, cluster.event_bytes
+
+    def events_of(hosts: int) -> int:
+        """Events of the rank that reads most partitions."""
+        return -(-cluster.partitions // (hosts * local)) * -(-cluster.events // cluster.partitions)
+
+    def fits(hosts: int) -> bool:
+        of_rank = events_of(hosts)
+        return of_rank <= MOST and of_rank * num_bytes * local <= cluster.disk_size
+
+    ranks, most = cluster.context.world_size, cluster.partitions // local
+    require(
+        ranks <= cluster.partitions,
+        f"{counted(ranks, 'rank')} require at least as many --partitions, got {cluster.partitions}",
+    )
+    of_rank = events_of(cluster.hosts)
+    of_host = of_rank * num_bytes * local
+    if not fits(cluster.hosts):
+        hosts = bisect.bisect_left(range(most + 1), True, cluster.hosts, key=fits)
+        fix = f"--hosts {hosts}" if hosts <= most else "more --partitions and --hosts"
+        raise UserError(
+            f"A rank reads up to {of_rank:,} of {cluster.events:,} events, of {MOST:,} at most, and its "
+            f"machine needs {shown(of_host)} for columns and has {shown(cluster.disk_size)}. Fix: give {fix}."
+        )
+    seconds, rate = of_rank / cluster.read_rate, f"{cluster.read_rate:,} events/s"
+    share, number = of_host / cluster.disk_size, -(-cluster.partitions // ranks)
+    return [
+        f"partitions: {cluster.partitions}, {number} of the first rank: {of_rank:,} events, "
+        f"{shown(of_rank * num_bytes)} of columns, made once in {seconds:,.0f} s at {rate}",
+        f"disk: {shown(of_host)} of columns on a machine, {share:.1%} of {shown(cluster.disk_size)}",
+    ]
+
+
 def parse(argv: Sequence[str]) -> tuple[Cluster, Config, frozenset[str]]:
     """Return the flags of this program, and those of the training with the names of the given ones.
 
@@ -389,9 +432,13 @@ def parse(argv: Sequence[str]) -> tuple[Cluster, Config, frozenset[str]]:
         ("procs_per_host", 0, "CPU ranks of each, without GPUs"),
         ("hbm", "80GB", "memory of a GPU"),
         ("host_memory", "1TB", "memory of a machine"),
-        ("disk_size", "8TB", "disk of a machine for tables"),
+        ("disk_size", "8TB", "disk of a machine for tables and columns"),
         ("network", "400Gb", "rate of a machine to others, shared by its ranks"),
         ("disk", "2GB/s", "rate at which a machine writes to a disk or store"),
+        ("partitions", 0, "partitions of the events, each read by one rank alone"),
+        ("events", 0, "events in all partitions, for tables of given sizes"),
+        ("event_bytes", EVENT_BYTES, "bytes of an event in columns, for tables of given sizes"),
+        ("read_rate", READ_RATE, "events that a rank reads in a second"),
         ("steps", 4, "first steps of a training whose ids are counted"),
         ("tables", "", "CSV file with a line for each table, after name,rows,dim,ids"),
         ("uvm", "", "tables in host memory with a cache on the GPU, separated by commas"),
@@ -411,6 +458,11 @@ def parse(argv: Sequence[str]) -> tuple[Cluster, Config, frozenset[str]]:
     )
     require(flags.gpus_per_host > 0 or not flags.uvm + flags.on_disk, "--uvm and --on_disk require GPUs")
     is_sized = bool(flags.table or flags.tables)
+    require(
+        (flags.events > 0) == (flags.partitions > 0 and is_sized)
+        and min(flags.partitions + 1, flags.event_bytes, flags.read_rate) > 0,
+        "plan requires --events with --partitions and tables of given sizes, and with nothing else",
+    )
     trains = given & {*alone_modes(), "load", "compact", "stream", "storage"}
     unused = given - {"batch_size", "local_batch_size"} if is_sized else trains
     named = "plan and tables of given sizes" if is_sized else "plan"
@@ -423,7 +475,8 @@ def tables_of(
 ) -> tuple[Maker, list[list[KeyedJaggedTensor]]]:
     """Return a function that makes the tables of flags, and the ids of first steps, see `first_batches`.
 
-    model: makes the model of a training.
+    flags: with data, their numbers of events and bytes become those of the data; model: makes the model of a
+    training.
 
     Raises:
         UserError: when the tables or the data cannot be read.
@@ -444,6 +497,8 @@ def tables_of(
     fitted, name = fitted_to_data(config, given)
     config = with_preset(fitted.replaced(preset=name), given).replaced(num_workers=0)
     columns = open_columns(config)
+    flags.events = columns.num_train + columns.num_validation + columns.num_test
+    flags.event_bytes = sum(file.stat().st_size for file in Path(columns.folder).iterdir()) / flags.events
     batches = first_batches(columns, config, ranks, flags.steps)
     counts = zip(batches[0][0].keys(), batches[0][0].length_per_key(), strict=True)
     num_rows = local_batch(config, columns.num_train, ranks)
@@ -461,6 +516,7 @@ def plan(cluster: Cluster, config: Config, given: frozenset[str], model: ModelMa
     """
     filter_library_messages()
     make, batches = tables_of(cluster, config, given, model)
+    of_partitions = describe_partitions(cluster) if cluster.partitions else []
     tables = make(cluster, MAX_EMBEDDING_DIM)
     named = {flag: [name for name in getattr(cluster, flag).split(",") if name] for flag in KERNELS}
     kernels = {name: KERNELS[flag] for flag, names in named.items() for name in names}
@@ -473,6 +529,7 @@ def plan(cluster: Cluster, config: Config, given: frozenset[str], model: ModelMa
     if not (batches and tables.is_distinct):
         source = "at most, with ids spread evenly over the rows"
     report(tables, fitting, cluster, [sent(tables, fitting, step) for step in batches or [[]]], source)
+    print(*of_partitions, sep="\n", end="\n" * bool(of_partitions))
     return 0
 
 

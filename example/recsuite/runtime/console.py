@@ -294,6 +294,16 @@ def showing_progress(interval: float = INTERVAL_SECONDS) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def hiding_progress() -> Iterator[None]:
+    """Show no stages of this process, as on ranks whose work is that of another one."""
+    token = _clock.set(None)
+    try:
+        yield
+    finally:
+        _clock.reset(token)
+
+
+@contextlib.contextmanager
 def stage(
     title: str, total: int = 0, unit: str = "", *, done: int = 0, quiet: bool = False
 ) -> Iterator[Callable[[int], None]]:

@@ -559,4 +559,4 @@ def compact(config: Config, context: RuntimeContext, model: ModelMaker, **others
         from recsuite.training.state import build_train_state
 
         train_state = build_train_state(data.columns, config, context, model, **others)
-        merge(train_state, data.columns, config, context)
+        merge(train_state, data.columns, config, context, data.stream_reader)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from recsuite.datasets.columns import Columns
+    from recsuite.datasets.preparation.stream_reader import StreamReader
     from recsuite.metrics import Measured, Metrics
     from recsuite.training.state import ShardedModel
 
@@ -200,12 +201,14 @@ class CheckpointerProtocol(Protocol):
     Collective.
 
     phase: the one of `PHASES` in which its time counts; run: see `Callback.on_begin`, the same on every rank
-    if there are checkpoints; is_resumed: True if the rows are those of a checkpoint.
+    if there are checkpoints; is_resumed: True if the rows are those of a checkpoint; stream_reader: of a
+    stream, on the first rank of each machine.
     """
 
     phase: str
     run: str
     is_resumed: bool = False
+    stream_reader: StreamReader | None = None
 
     @property
     def start(self) -> Progress:

@@ -74,7 +74,7 @@ class Evaluator(Protocol):
 
 
 def make_evaluator(feed: BatchFeed, columns: Columns, config: Config, context: RuntimeContext) -> Evaluator:
-    """Return the evaluator of the configured task. Not collective.
+    """Return the evaluator of the configured task. Collective if the ranks have different events: every rank.
 
     Raises:
         UserError: for a segment that cannot be, and for lengths of lists without a ranking.
@@ -106,10 +106,10 @@ class Users:
         self._is_known: dict[str, list[np.ndarray]] = {}
         for split in ("validation", "test"):
             events = columns.events(split)
-            # For intervals; if all events have the same user, events are the independent units instead.
-            self.of[split] = np.array(events[USER]) if columns.num_users > 1 else np.arange(len(events))
+            self.of[split] = columns.user_numbers(split)
             self._is_known[split] = [
-                known[events[entity]] for known, entity in zip(has_trained, (USER, ITEM), strict=True)
+                columns.joined(known[events[entity]])
+                for known, entity in zip(has_trained, (USER, ITEM), strict=True)
             ]
 
     def described(self, measured: Measured, split: str) -> Measured:
@@ -151,7 +151,9 @@ class PredictionEvaluator(Evaluator):
         self.schema = columns.schema
         # float32 [n], or [n, L] of L labels.
         self.labels = {
-            split: columns.all_labels(split) if self.schema.more_labels else columns.labels(split)
+            split: columns.joined(
+                columns.all_labels(split) if self.schema.more_labels else columns.labels(split)
+            )
             for split in ("validation", "test")
         }
         self.users = users
@@ -281,7 +283,7 @@ class PredictionEvaluator(Evaluator):
             if mine.shape[2:] != predictions.shape[1:]:
                 mine = torch.empty(*shape, *predictions.shape[1:], device=self.context.device)
             mine[step] = predictions
-        return in_order(mine, len(dataset.positions_of(split, window)), dataset.batch_size, self.context)
+        return in_order(mine, dataset, split, self.context, window)
 
 
 def batches_with_progress(
@@ -304,19 +306,22 @@ def batches_with_progress(
             reached(done)
 
 
-def in_order(mine: torch.Tensor, number: int, batch_size: int, context: RuntimeContext) -> np.ndarray:
-    """Return the results of all ranks in the order of the `number` events. Collective: every rank.
+def in_order(
+    mine: torch.Tensor,
+    dataset: EventBatches,
+    split: str,
+    context: RuntimeContext,
+    window: tuple[int, int] | None = None,
+) -> np.ndarray:
+    """Return the results of all ranks in the order of the events of a pass. Collective: every rank.
 
-    mine: the results for the events of this rank's batches, [steps, B, ...]; batch_size: of all ranks.
+    mine: the results for the events of this rank's batches, [steps, B, ...].
     """
     everyones = [torch.empty_like(mine) for _ in range(context.world_size)]
     # All ranks have as many steps, so either all take part or none.
-    if number:
+    if len(mine):
         dist.all_gather(everyones, mine)
-    # Step after step, and within a step rank after rank: this is the order in which batches are cut from the
-    # split. Padding comes after the last event of a step.
-    steps = torch.stack(everyones, dim=1).flatten(1, 2)[:, :batch_size]
-    return steps.flatten(0, 1)[:number].cpu().numpy()
+    return dataset.in_order(torch.stack(everyones, dim=1), split, window).cpu().numpy()
 
 
 def _cells(rows: np.ndarray, columns: np.ndarray, number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -343,13 +348,12 @@ class RankedCases:
     """
 
     def __init__(self, columns: Columns, dataset: EventBatches, split: str) -> None:
-        positions, self.sizes = columns.range_of(split), dataset.local_sizes(split)
-        rows = columns.column("rows").take(positions.start + dataset.numbers_of(split))
+        self.sizes = dataset.local_sizes(split)
+        rows = columns.column("rows").take(columns.range_of(split).start + dataset.numbers_of(split))
         self.shape = len(self.sizes), dataset.local_batch_size
         # Positions of the cases in the rows of all batches; the others are padding.
         steps = np.arange(len(self.sizes))
         self.positions = torch.from_numpy(places_of(steps * dataset.local_batch_size, self.sizes))
-        self.number, self.batch_size = len(positions), dataset.batch_size
         self.items = rows[ITEM].astype(np.int64)
         self._users = rows[USER].astype(np.int64)
         self._excludes = columns.schema.excludes_seen
@@ -437,7 +441,7 @@ class RankingEvaluator(Evaluator):
         }
         self.users, self._has_row, self._ids = users, columns.listed_items(), columns.item_ids()
         self._had = columns.column("item_counts")
-        self._tested = np.array(columns.events("test")[ITEM])
+        self._tested = columns.joined(np.array(columns.events("test")[ITEM]))
         # Row of each item, and the ids by row.
         features = columns.column(f"{columns.schema.item}_features")["features"]
         self._rows = features[:, columns.place_of(ITEM)]
@@ -488,7 +492,7 @@ class RankingEvaluator(Evaluator):
         be recommended ranks below all: its user has seen it, or it has no row.
         """
         cases = self.cases[split]
-        if cases.number == 0:
+        if self.feed.loader.dataset.num_events(split) == 0:
             return np.zeros(0, np.int64)
         model.eval()
         is_ranked, (users, own, added) = self.is_ranked(model), self._embed(model, split, epoch)
@@ -523,7 +527,7 @@ class RankingEvaluator(Evaluator):
             listed += counts.cpu().numpy()
         padded = mine.new_zeros(cases.shape)
         padded.view(-1)[cases.positions.to(mine.device)] = mine
-        return in_order(padded, cases.number, cases.batch_size, self.context)
+        return in_order(padded, self.feed.loader.dataset, split, self.context)
 
     def _embed(
         self, model: DistributedModelParallel, split: str, epoch: int

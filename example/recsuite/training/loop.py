@@ -125,6 +125,7 @@ class Training:
             self.windows = StreamWindows(data, config, context)
             self.lines = WindowLog(self.task, self.unit, context)
             self.stream = self.windows.begin(self.progress.stream)
+            self.checkpointer.stream_reader = data.stream_reader
         # The workers start on the first batches, while the model is built. Initial rows are validated before,
         # and then the workers begin again.
         has_more = (
@@ -292,8 +293,8 @@ class Training:
 
     @property
     def window(self) -> Window | None:
-        """Current window of the stream; None in a training by epochs."""
-        return Window(self.stream.begin, self.stream.end) if self.windows else None
+        """Current window of the stream, in its columns; None in a training by epochs."""
+        return self.windows.window_of(self.stream) if self.windows else None
 
     def epochs(self) -> Iterator[TrainingPass]:
         """Yield the remaining epochs, or windows of a stream. Collective.
@@ -341,7 +342,12 @@ class Training:
     def _next_window(self, windows: StreamWindows) -> Window | None:
         """Wait for the next window; return None at the end of data that are not followed."""
         is_waiting = False
-        while (window := windows.next(self.stream)) is None and windows.following is not None:
+        while (window := windows.next(self.stream)) is None:
+            if windows.has_more:
+                self._grow(windows)
+                continue
+            if windows.following is None:
+                return None
             if not is_waiting:
                 self.lines.say()
                 # The stream may never end, and other trainings print it at the end.
@@ -357,17 +363,18 @@ class Training:
         return window
 
     def _grow(self, windows: StreamWindows) -> None:
-        """Switch to columns of the files as they are now, if they can be read. Collective."""
-        before, stream = self.columns, windows.grow(self.stream)
-        if stream is None:
+        """Switch to columns of the next events, if they can be read. Collective."""
+        before, reads = self.columns, not windows.has_more
+        if not windows.grow(self.stream):
             return
-        self.stream, self.columns = stream, windows.columns
+        self.columns = windows.columns
         self.feed.loader.close()
         self.feed = BatchFeed(windows.load(), self.phase)
         self._make_evaluator()
         with self.phase(self.checkpointer.phase):
             self.checkpointer.on_growth(self.columns)
-        self.context.say(describe_growth(before, self.columns))
+        if reads:
+            self.context.say(describe_growth(before, self.columns))
         windows.drop_columns()
 
     def validate(self) -> Measured:
@@ -395,7 +402,7 @@ class Training:
             self.context.say(line)
         number = self.progress.epoch
         if self.windows is not None:
-            overall, empty = Measured(self._overall(), self.stream.end), self.windows.num_empty(self.stream)
+            overall, empty = Measured(self._overall(), self.stream.end), self.stream.num_empty
             biases = self.stream.overall_biases()
             run = Run(
                 self.columns,
@@ -529,15 +536,16 @@ class Training:
         else:
             # Before they are in a checkpoint.
             self._check_weights(self.checkpointer.saves_changes)
-            self.stream = self.stream.done()
+            self.windows.prune(self.stream, self.train_state.model)
+            self.stream = self.windows.done(self.stream)
         # Steps are of different sizes, so their losses are weighted with their events.
         train_loss = float(np.average(epoch.losses, weights=epoch.step_sizes))
         rate = sum(epoch.step_sizes) / epoch.seconds
         results = self.progress, epoch.losses, train_loss, validation, epoch.seconds, rate, epoch.wait
         result = Epoch(*results)
         if self.windows is not None and window is not None:
-            times, overall = self.windows.times_of(window), self._overall()
-            result = TrainedWindow(*results, len(window), *times, overall, self.stream.overall_biases())
+            overall, biases = self._overall(), self.stream.overall_biases()
+            result = TrainedWindow(*results, len(window), *self.windows.times_of(window), overall, biases)
         # Before the callbacks, for it may end the process; and after the checks, because it replaces good
         # checkpoints.
         with self.phase(self.checkpointer.phase):
@@ -600,6 +608,7 @@ class TrainingPass(Pass):
             config,
             training.context,
             lambda step: training.after_step(step, is_last=step.progress.samples == num_events),
+            window,
         )
         training.epoch, self.training, self.wait = self, training, 0.0
         self.validation: Measured | None = None

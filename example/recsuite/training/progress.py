@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from recsuite.datasets.streams import StreamPosition
 from recsuite.files import OPTIONAL
 
 # Metrics whose squares are averaged over windows, not the values themselves.
@@ -21,36 +22,30 @@ class StreamProgress:
 
     begin, end: of the window under way; if there is none, both are the end of the last window. time: of the
     last event before `end`, in seconds since 1970. begins_at: the clock of event time, which is the time of
-    the first event of the last window. events_per_file: of the data when they were last read, to detect new
-    events; late: see `datasets.streams.StreamState`; digest: of all events before `end`. predicted: metrics
-    of the window under way, which is predicted before it is trained on; sums, counts: of the metrics of all
-    windows up to it, and of those of the baseline, with the prefix OF_BIASES.
+    the first event of the last window. predicted: metrics of the window under way, which is predicted before
+    it is trained on; sums, counts: of the metrics of all windows up to it, and of those of the baseline, with
+    the prefix OF_BIASES. num_empty: number of windows without an event before `end`; position: in the files,
+    of the events before `begin`.
     """
 
     begin: int = 0
     end: int = 0
     time: int = 0
     begins_at: int = 0
-    events_per_file: dict[str, int] = field(default_factory=dict)
-    late: tuple[tuple[str, int, int], ...] = ()
-    digest: str = ""
     predicted: dict[str, float] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    num_empty: int = field(default=0, metadata=OPTIONAL)
+    position: StreamPosition = field(default=StreamPosition(), metadata=OPTIONAL)
 
     @property
     def is_under_way(self) -> bool:
         """True if a window was predicted and not all of it is trained on."""
         return self.begin < self.end
 
-    @property
-    def learned(self) -> int:
-        """Time up to which events are trained on, -1 for none."""
-        return self.time if self.end else -1
-
-    def done(self) -> StreamProgress:
-        """Return the progress at the end of the window under way."""
-        return dataclasses.replace(self, begin=self.end, predicted={})
+    def done(self, position: StreamPosition) -> StreamProgress:
+        """Return the progress at the end of the window under way, which has a position in the files."""
+        return dataclasses.replace(self, begin=self.end, predicted={}, position=position)
 
     def with_window(
         self, predicted: Mapping[str, float], biases: Mapping[str, float], number: int

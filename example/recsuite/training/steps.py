@@ -66,7 +66,9 @@ class BatchFeed:
         # Set for a model that reads histories by the rows of the items themselves.
         self.item = dataset.schema.item if dataset.model.reads_order else None
         first = dataset.rank * dataset.local_batch_size
-        self.share = Share(first, dataset.batch_size, dataset.world_size) if dataset.world_size > 1 else None
+        self.share = None
+        if dataset.has_groups_of_ranks:
+            self.share = Share(first, dataset.batch_size, dataset.world_size)
         self.seconds_waited = 0.0
         # Makes the batches of events on the device; None where they come from the loader.
         self.on_device: DeviceBatches | None = None
@@ -321,6 +323,7 @@ class Pass:
         config: TrainingConfig,
         context: RuntimeContext,
         on_step: Callable[[Step], None] = lambda step: None,
+        window: tuple[int, int] | None = None,
     ) -> None:
         self.model, self.feed = model, feed
         self.begin = self.progress = progress
@@ -331,7 +334,7 @@ class Pass:
         self.loads = is_auto and any(getattr(module, "loads", False) for module in model.model.modules())
         self.prefetches = is_auto and any(isinstance(rows, RowsInHostMemory) for rows in held)
         self.overlaps = exchanges or self.prefetches if is_auto else config.pipeline == "sparse_dist"
-        self.window = (progress.stream.begin, progress.stream.end) if progress.stream else None
+        self.window = window
         self.step_sizes = feed.loader.dataset.step_sizes("train", progress.samples, self.window)
         self.losses: np.ndarray | None = None
         self.seconds = 0.0

@@ -6,84 +6,84 @@ import contextlib
 import dataclasses
 import time
 from datetime import datetime, timezone
-from pathlib import Path
 
 import numpy as np
+import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recsuite.config.config import Config
-from recsuite.config.sections import CheckpointConfig
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import BatchLoader
-from recsuite.datasets.opening import Data, load, open_same_columns
+from recsuite.datasets.opening import Data, load, open_segment
 from recsuite.datasets.preparation.baselines import PastBiases
-from recsuite.datasets.preparation.cache import VOCABULARY, owner_of, remove_owned
 from recsuite.datasets.schema import ENTITIES, ITEM, UNKNOWN_ROW, USER
 from recsuite.datasets.streams import (
-    AT_ONCE,
-    Prefix,
-    Rule,
-    StreamState,
+    PRUNE_EVERY,
+    FilePosition,
+    Frontier,
     Window,
-    check_prefix,
     next_window,
-    num_empty,
+    num_empty_before,
 )
 from recsuite.errors import UserError, counted, format_metric
 from recsuite.metrics import Metrics
 from recsuite.models.tasks import TASKS, WorkerTask
-from recsuite.places import folder_at
-from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0, launch_name, raise_on_all
+from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0, raise_on_all
+from recsuite.sharding.dynamic_ranks import have_rows
 from recsuite.training.callbacks import TrainedWindow
 from recsuite.training.evaluation import Evaluator, PredictionEvaluator
 from recsuite.training.progress import Progress, StreamProgress, describe_step
 
 
 class StreamWindows:
-    """Windows of a stream's events, in columns that are replaced when the files of the data have grown.
+    """Windows of a stream's events, in columns of its stream_reader, which follow each other.
 
-    columns: the current ones; following: looks for growth, None if the data are not followed. Collective:
-    every rank makes one, and makes the same calls.
+    columns: those of the current segment; following: looks for growth, None if the data are not followed. A
+    `Window` has positions in the columns, and a `StreamProgress` has those in the stream. Collective: every
+    rank makes one, and makes the same calls.
     """
 
     def __init__(self, data: Data, config: Config, context: RuntimeContext) -> None:
         self.following, self._data, self._config, self._context = data.following, data, config, context
         self._span, self._is_answers = config.stream.span, TASKS[config.model.task].evaluation == "answers"
         self._loader = contextlib.ExitStack()
-        self._owner = owner_of(broadcast_from_rank0(lambda: owner_name(config.checkpoint)))
-        self._read(data.columns)
+        self._open(data.columns)
         # Columns of a training that was killed.
         self.drop_columns()
 
     def begin(self, stream: StreamProgress | None) -> StreamProgress:
-        """Return the progress of the stream, with what later reads of the data need."""
-        stream, columns, stream_state = stream or StreamProgress(), self.columns, self._data.stream_state
-        self._prefix = Prefix(columns.column("keys"), stream.end)
-        self._learn_biases(stream)
-        return self._noted(stream, stream_state.rules(columns.events_per_file) if columns.num_late else ())
+        """Return the progress of the stream."""
+        stream = stream or StreamProgress(position=self._segment.position)
+        # A window under way was predicted, and the baseline knows it.
+        self._biases.learn(*self._events_of(self.window_of(stream)))
+        return stream
 
-    def _read(self, columns: Columns) -> None:
+    def _open(self, columns: Columns) -> None:
+        assert columns.segment is not None
         # Mapped now, because their files may be removed.
-        self.columns, self._times, self._labels = columns, columns.column("time"), columns.column("rating")
+        self.columns, self._segment = columns, columns.segment
+        self._times, self._labels = columns.column("time"), columns.column("rating")
         self._events = columns.column("rows")
+        self._files, self._rows = columns.column("file"), columns.column("file_row")
+        user, item, of_all = (columns.column(f"past_{name}") for name in ("user", "item", "all"))
+        self._biases = PastBiases(user, item, of_all, columns.mean_label, self._is_answers)
 
-    def _noted(self, stream: StreamProgress, late: tuple[Rule, ...]) -> StreamProgress:
-        """Add the data that identify later events, and the rules for events that came too late."""
-        return dataclasses.replace(stream, events_per_file=self.columns.events_per_file, late=late)
+    def window_of(self, stream: StreamProgress) -> Window:
+        """Return the window under way, which is empty if there is none."""
+        return Window(stream.begin - self._segment.first, stream.end - self._segment.first)
 
     def next(self, stream: StreamProgress) -> Window | None:
-        """Return the window under way, or the next one; None if there is none yet."""
+        """Return the window under way, or the next one; None if these columns have no other."""
         if stream.is_under_way:
-            return Window(stream.begin, stream.end)
-        return next_window(self._times, stream.end, self._span, is_open=self.following is not None)
+            return self.window_of(stream)
+        first, is_open = self._segment.first, self.following is not None and self._segment.is_last
+        window = next_window(self._times, stream.end, self._span, is_open, first)
+        return None if window is None else Window(window.begin - first, window.end - first)
 
-    def _learn_biases(self, stream: StreamProgress) -> None:
-        """Restart the baseline from all events that were predicted."""
-        columns = self.columns
-        sizes = columns.num_users, columns.num_items
-        self._biases = PastBiases(sizes, columns.mean_label, self._is_answers)
-        for begin in range(0, stream.end, AT_ONCE):
-            self._biases.learn(*self._events_of(Window(begin, min(begin + AT_ONCE, stream.end))))
+    @property
+    def has_more(self) -> bool:
+        """True if events after those of the columns were read."""
+        return not self._segment.is_last
 
     def _events_of(self, window: Window) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return users, items and what is predicted of the events of a window, [n] each."""
@@ -107,14 +107,46 @@ class StreamWindows:
         predicted, biases: the metrics of the model and of the baseline.
         """
         first_time, last_time = self.times_of(window)
+        empty = num_empty_before(first_time, stream.time, self._span) if stream.end else 0
         return dataclasses.replace(
             stream.with_window(predicted, biases, len(window)),
-            begin=window.begin,
-            end=window.end,
+            begin=self._segment.first + window.begin,
+            end=self._segment.first + window.end,
             begins_at=first_time,
             time=last_time,
-            digest=self._prefix.extend(window.end),
+            num_empty=stream.num_empty + empty,
+            position=dataclasses.replace(
+                stream.position,
+                files=self._files_at(self._segment.first + window.begin),
+                predicted=self._frontier(window.end - 1),
+            ),
         )
+
+    def done(self, stream: StreamProgress) -> StreamProgress:
+        """Return the progress after the window under way."""
+        frontier = self._frontier(stream.end - self._segment.first - 1)
+        position = dataclasses.replace(
+            self._segment.position,
+            files=self._files_at(stream.end),
+            frontier=frontier,
+            predicted=frontier,
+        )
+        return stream.done(position)
+
+    def _files_at(self, learned: int) -> dict[str, FilePosition]:
+        """Return the positions in the files before which all events are before a position of the stream."""
+        files: dict[str, FilePosition] = {}
+        for mark in self._segment.marks:
+            # The first mark of a file is one up to which everything is learned.
+            is_learned = mark.learned_at <= learned
+            before = mark.position if is_learned else files.get(mark.file, mark.position)
+            files[mark.file] = dataclasses.replace(before, read=mark.position.read)
+        return files
+
+    def _frontier(self, place: int) -> Frontier:
+        """Return an event as the newest one of those up to it."""
+        name = self._segment.names[self._files[place]]
+        return Frontier(int(self._times[place]), name, int(self._rows[place]))
 
     def times_of(self, window: Window) -> tuple[int, int]:
         """Return the times of the first and the last event of a window."""
@@ -124,47 +156,57 @@ class StreamWindows:
         """Return the first labels of the events of a window, float32 [n]."""
         return np.asarray(self._labels[window.begin : window.end])
 
-    def num_empty(self, stream: StreamProgress) -> int:
-        """Return the number of windows without events so far."""
-        return num_empty(self._times, stream.end, self._span)
-
     def describe_wait(self, stream: StreamProgress) -> str:
         """Describe the wait for more events in one line."""
-        unit, number = self.columns.schema.labels, len(self._times) - stream.end
+        unit, number = self.columns.schema.labels, self._segment.first + len(self._times) - stream.end
         said = f"waiting for more {unit} in {self.columns.source}"
         if number == 0:
             return said
         some = counted(number, unit[:-1], unit)
         return f"{said}; {some} held until their window ends"
 
-    def grow(self, stream: StreamProgress) -> StreamProgress | None:
-        """Switch to columns of the files as they are now; None if they cannot be read yet. Then `load`.
+    def grow(self, stream: StreamProgress) -> bool:
+        """Switch to columns of the next events; False if they cannot be read yet. Then `load`.
+
+        Reads what the files have beyond the last reading, unless events of it are left.
 
         Raises:
-            UserError: when learned events are missing or changed.
+            UserError: when what was learned is missing or changed.
         """
-        before = self.columns
-        vocabulary = Path(before.folder, VOCABULARY).read_text()
-        stream_state = StreamState(
-            vocabulary, stream.late, stream.events_per_file, stream.learned, self._owner
-        )
+        following = self.following if self._segment.is_last else None
+        ends = None if following is None else dict(broadcast_from_rank0(lambda: following.known))
         try:
-            # --rebuild was done when the data were first read.
-            columns = open_same_columns(self._config.replaced(rebuild=False), self._context, stream_state)
+            columns = open_segment(self._data.stream_reader, self._context, stream.begin, ends)
         except UserError as error:
-            assert self.following is not None
+            if following is None:
+                raise
             # Possibly half of a file has come, or an event before its item: the next change brings the rest.
-            self.following.report_once(f"{error} The stream waits until the files change again.")
-            return None
-        keys = columns.column("keys")
-        raise_on_all(lambda: check_prefix(keys, stream.end, stream.digest, columns.source))
-        self._prefix.keys = keys
-        self._read(columns)
-        # Users and items may have other positions now.
-        self._learn_biases(stream)
-        # A rule that excluded no event need not be saved: later events are under a later rule.
-        has_late = columns.num_late > before.num_late
-        return self._noted(stream, stream_state.rules(columns.events_per_file) if has_late else stream.late)
+            following.report_once(f"{error} The stream waits until the files change again.")
+            return False
+        self._open(columns)
+        return True
+
+    def prune(self, stream: StreamProgress, model: DistributedModelParallel) -> None:
+        """Every `PRUNE_EVERY` events, remove the users and items without a row from what the stream keeps.
+
+        Call it with the progress of a window that is trained on.
+        """
+        if stream.end // PRUNE_EVERY == stream.begin // PRUNE_EVERY:
+            return
+        reader, rank = self._data.stream_reader, self._context.rank
+        dynamic = {table.name for table in self.columns.tables if table.feature.is_dynamic}
+        # Every machine has the same ids in the same order.
+        mine = {} if reader is None else {entity: reader.ids_of(entity, stream.end) for entity in ENTITIES}
+        kept = broadcast_from_rank0(lambda: mine)
+        for entity in ENTITIES:
+            name = self.columns.schema.name_of(entity)
+            if name in dynamic:
+                ids = torch.from_numpy(kept[entity]).to(self._context.device)
+                mask = have_rows(model, name, ids, rank)
+                if reader is not None:
+                    reader.keep(entity, mask.cpu().numpy())
+            elif reader is not None:
+                reader.keep_known(entity)
 
     def load(self) -> BatchLoader:
         """Return a loader of the current columns; the one before ends."""
@@ -174,27 +216,14 @@ class StreamWindows:
         return self._loader.enter_context(load(self.columns, self._config, self._context, build))
 
     def drop_columns(self) -> None:
-        """Remove columns that this training made and that no rank reads any more."""
+        """Remove columns that no rank reads any more."""
         raise_on_all(lambda: None)
-        if self._context.local_rank == 0:
-            used = Path(self.columns.folder)
-            remove_owned(used.parent, self._owner, used)
+        if self._data.stream_reader is not None:
+            self._data.stream_reader.remove_before(self.columns)
 
     def close(self) -> None:
-        """End the loader, and remove the columns of a training without checkpoints. Not collective."""
+        """End the loader. Not collective."""
         self._loader.close()
-        # Checkpoints that are still being written copy the vocabulary of the last columns.
-        if not self._config.checkpoint.writes and self._context.local_rank == 0:
-            remove_owned(Path(self.columns.folder).parent, self._owner)
-
-
-def owner_name(config: CheckpointConfig) -> str:
-    """Return the name of the owner of the columns that a training makes.
-
-    This is the folder of its checkpoints, or else this launch. Two trainings on the same data must not remove
-    each other's columns.
-    """
-    return str(folder_at(config.save_dir).absolute()) if config.writes else launch_name()
 
 
 def describe_growth(before: Columns, columns: Columns) -> str:
@@ -202,8 +231,12 @@ def describe_growth(before: Columns, columns: Columns) -> str:
 
     It has the number of new events, and how many of these have an unknown user or item.
     """
-    schema, new = columns.schema, columns.num_train - before.num_train
-    events = columns.column("rows")[before.num_train :]
+    assert before.segment is not None
+    assert columns.segment is not None
+    # Those before them were read earlier, and are not learned.
+    num_held = before.segment.first + before.num_train - columns.segment.first
+    schema, new = columns.schema, columns.num_train - num_held
+    events = columns.column("rows")[num_held:]
     unknown = []
     for entity in ENTITIES:
         own = columns.column(f"{schema.name_of(entity)}_features")["features"][:, columns.place_of(entity)]
@@ -211,7 +244,7 @@ def describe_growth(before: Columns, columns: Columns) -> str:
         if number:
             unknown.append(f"{number:,} of {schema.name_of(entity)}s out of vocabulary")
     said = f"{columns.source} has {counted(new, f'new {schema.label}')}"
-    late = columns.num_late - before.num_late
+    late = columns.segment.position.num_late - before.segment.position.num_late
     if late:
         were = counted(late, "other", "others")
         said += f", and {were} older than the learned events, skipped"
@@ -279,16 +312,22 @@ def report_rest_of_stream(
     every rank.
 
     Raises:
-        UserError: when what it has learned is not there as it was.
+        UserError: when another checkpoint was read than the one that chose the events.
     """
     # A ranking of a stream was refused with the flags.
     assert isinstance(evaluator, PredictionEvaluator)
-    stream, end = progress.stream or StreamProgress(), columns.num_train
-    raise_on_all(lambda: check_prefix(columns.column("keys"), stream.end, stream.digest, columns.source))
-    begin = stream.begin + progress.samples
+    segment, stream = columns.segment, progress.stream or StreamProgress()
+    assert segment is not None
+    if segment.first != stream.begin:
+        raise UserError(
+            f"The checkpoint was replaced while the {columns.schema.labels} were read. Fix: start again."
+        )
+    # The columns begin with the window under way.
+    begin, end = progress.samples, columns.num_train
     step, unit = describe_step(progress), columns.schema.labels
     if begin == end:
-        context.say(f"{step} was trained on all {end:,} {unit} of the stream: none is left to predict")
+        learned = segment.first + end
+        context.say(f"{step} was trained on all {learned:,} {unit} of the stream: none is left to predict")
         return
     labels = np.asarray(columns.column("rating")[begin:end])
     metrics = evaluator.window(model, progress.epoch, (begin, end), labels)

@@ -101,6 +101,7 @@ def begins_with_biases(train_state: ShardedModel, columns: Columns, config: Conf
         and config.model.initial_rows == "random"
         and not config.stream.stream
         and not config.checkpoint.warm_start
+        and not columns.is_part
         # The model says so: number 0 of its rows of users and items is a bias.
         and getattr(train_state.head, "has_biases", False)
         and 0 < columns.num_train <= MOST_FOR_BIASES

@@ -1,4 +1,4 @@
-"""Windows of a stream are ranges of positions, and its past is known by a digest."""
+"""Windows of a stream are ranges of positions; late events and those of a wrong clock are known by times."""
 
 from __future__ import annotations
 
@@ -10,22 +10,15 @@ import pytest
 from recsuite.config.config import Config
 from recsuite.config.units import Duration
 from recsuite.datasets.batches import EventBatches, Request
-from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.datasets.schema import UNKNOWN_ROW
 from recsuite.datasets.streams import (
-    EMPTY_STREAM_STATE,
-    Prefix,
-    StreamState,
+    Frontier,
     Window,
-    check_prefix,
-    digests_of,
-    keys_of,
     next_window,
-    num_empty,
+    num_empty_before,
     num_events_of_wrong_clock,
 )
-from recsuite.errors import UserError
 from tests.support.batches import lists_of
 
 DAY = 86_400
@@ -59,64 +52,38 @@ def test_the_window_after_a_truncated_one_ends_at_its_usual_boundary() -> None:
     assert windows(TIMES, Duration(3, False), False, begin=4) == [Window(4, 6), Window(6, 7)]
 
 
+def test_windows_are_the_same_in_the_columns_of_a_later_segment() -> None:
+    for span in (Duration(DAY, True), Duration(3, False)):
+        whole = windows(TIMES, span, False)
+        for first in (window.begin for window in whole):
+            assert next_window(TIMES[first:], first, span, False, first) in whole
+
+
 def test_windows_without_an_event_are_counted() -> None:
-    span = Duration(DAY, True)
-    assert [num_empty(TIMES, end, span) for end in (0, 5, 7)] == [0, 0, 2]
-    assert num_empty(TIMES, 7, Duration(3, False)) == 0
+    pairs = zip(TIMES[1:].tolist(), TIMES.tolist(), strict=False)
+    assert [num_empty_before(time, before, Duration(DAY, True)) for time, before in pairs] == [
+        0,
+        0,
+        0,
+        0,
+        2,
+        0,
+    ]
+    assert num_empty_before(4 * DAY, DAY, Duration(3, False)) == 0
 
 
-def test_new_events_older_than_learned_ones_are_late() -> None:
-    time, files = np.array([10, 20, 15, 30, 5]), {"a": 5}
-    assert EMPTY_STREAM_STATE.is_late(time, files).tolist() == [False] * 5
-    after = StreamState(events_per_file={"a": 2}, learned=20)
-    assert after.is_late(time, files).tolist() == [False, False, True, False, True]
-    # An event of the very second that was learned last may be another one of it.
-    after = StreamState(events_per_file={"a": 2}, learned=15)
-    assert after.is_late(time, files).tolist() == [False, False, False, False, True]
-
-
-def test_files_may_grow_and_new_files_may_sort_anywhere() -> None:
-    # b and d were there with two and one events, and learned up to 20.
-    stream_state = StreamState(events_per_file={"b": 2, "d": 1}, learned=20)
-    files = {"a": 2, "b": 4, "c": 1, "d": 3, "e": 2}
-    time = np.array([20, 21, 10, 15, 19, 20, 20, 20, 20, 19, 19, 20])
-    late = [True, False, False, False, True, True, True, False, False, True, True, False]
-    assert stream_state.is_late(time, files).tolist() == late
-    # Remembered, the rules hold when more has come since, and another time is learned.
-    again = StreamState(late=stream_state.rules(files), events_per_file=files, learned=30)
-    more = {**files, "d": 4}
-    assert again.is_late(np.insert(time, 10, 29), more).tolist() == [*late[:10], True, *late[10:]]
-
-
-def test_a_stream_that_has_not_learned_yet_reads_all_events() -> None:
-    stream_state = StreamState(events_per_file={"b": 1})
-    assert not stream_state.is_late(np.zeros(3), {"a": 1, "b": 2}).any()
-
-
-def keys(users: list[int]) -> np.ndarray:
-    number = len(users)
-    item, label = np.arange(number), np.full(number, 3.5, np.float32)
-    return keys_of(digests_of(np.array(users)), digests_of(item), label, np.arange(number))
-
-
-def test_a_prefix_has_one_digest_however_it_grew() -> None:
-    found = keys([7, 8, 9, 9, 7])
-    grown = Prefix(found)
-    assert [grown.extend(end) for end in (1, 3, 5)][-1] == Prefix(found, 5).extend(5)
-    check_prefix(keys([7, 8, 9, 1, 1]), 3, Prefix(found, 3).extend(3), "data")
-
-
-@pytest.mark.parametrize("changed", [[7, 9, 8, 9, 7], [1, 8, 9, 9, 7], [7, 8]])
-def test_data_that_changed_in_the_past_are_refused(changed: list[int]) -> None:
-    digest = Prefix(keys([7, 8, 9, 9, 7]), 3).extend(3)
-    with pytest.raises(UserError, match="The first 3 events in the order of time of data are not those"):
-        check_prefix(keys(changed), 3, digest, "data")
-
-
-def test_ids_that_are_texts_have_digests_too() -> None:
-    found = digests_of(["a", "b", "", "a" * 9_999, "a"])
-    assert len(set(found.tolist())) == 4
-    assert digests_of([-1, 2**62]).tolist() == [2**64 - 1, 2**62]
+def test_events_up_to_the_newest_learned_one_are_known_by_time_file_and_row() -> None:
+    names = ["a", "b", "c"]
+    time, file = np.array([19, 20, 20, 20, 20, 21]), np.array([2, 0, 1, 1, 2, 0])
+    row = np.array([9, 9, 3, 4, 0, 0])
+    assert Frontier(20, "b", 3).includes(time, file, row, names).tolist() == [True] * 3 + [False] * 3
+    # Nothing is learned before the first event.
+    assert not Frontier().includes(time * 0, file, row, names).any()
+    # The file of the newest learned event may be gone.
+    assert Frontier(20, "b", 3).includes(time[:2], file[:2], row[:2], ["a", "c", "d"]).tolist() == [
+        True,
+        True,
+    ]
 
 
 def test_one_event_in_64_has_an_unknown_user_for_any_window_length(synthetic_folder: Path) -> None:
@@ -148,46 +115,28 @@ DAYS = NOW - DAY * np.arange(200)[::-1]
     ],
 )
 def test_events_with_times_in_the_future_are_held_back(newest: list[int], number: int) -> None:
-    time = np.array([*newest, *DAYS])
-    order = np.argsort(time, kind="stable")
-    assert num_events_of_wrong_clock(time, order, -1, NOW) == number
+    time = np.sort([*newest, *DAYS])
+    assert num_events_of_wrong_clock(time, NOW) == number
     # Nothing that was learned is.
-    assert num_events_of_wrong_clock(time, order, 4_000_000_000, NOW) == 0
+    assert num_events_of_wrong_clock(time, NOW, learned=4_000_000_000) == 0
+    # The same where most events are learned already.
+    left = num_events_of_wrong_clock(time[150:], NOW, DAYS[149], DAYS[0], 150)
+    assert left == number
 
 
 def test_no_event_is_held_back_if_most_are_in_the_future() -> None:
-    held = [num_events_of_wrong_clock(DAYS, np.arange(200), -1, NOW - days * DAY) for days in (98, 102, 300)]
+    held = [num_events_of_wrong_clock(DAYS, NOW - days * DAY) for days in (98, 102, 300)]
     assert held == [97, 0, 0]
 
 
 def test_a_few_events_with_far_later_times_are_held_back_until_more_follow() -> None:
     for number in (1, 2, 3):
         time = np.array([*DAYS, *(NOW + 300 * DAY + np.arange(number))])
-        assert num_events_of_wrong_clock(time, np.arange(len(time)), -1, 2 * NOW) == (
-            number if number < 3 else 0
-        )
+        held = number if number < 3 else 0
+        assert num_events_of_wrong_clock(time, 2 * NOW) == held
+        # The same where all others are learned already.
+        assert num_events_of_wrong_clock(time[200:], 2 * NOW, NOW, int(DAYS[0]), 200) == held
     # After a pause no longer than what was before, or shorter than a month.
     for time in (np.array([*DAYS, NOW + 190 * DAY]), np.array([*range(200), 29 * DAY])):
-        assert num_events_of_wrong_clock(time, np.arange(201), -1, 2 * NOW) == 0
-
-
-def test_a_stream_continues_after_an_event_with_a_wrong_clock(tmp_path: Path) -> None:
-    def write(times: list[int]) -> Columns:
-        rows = (f"{place % 9},{place % 7},{1 + place % 5},{time}\n" for place, time in enumerate(times))
-        (tmp_path / "a.csv").write_text("".join(["user,item,rating,timestamp\n", *rows]))
-        return open_columns(config, stream_state=stream_state)
-
-    config, stream_state = Config.of(data_path=str(tmp_path), stream=True, history=0), EMPTY_STREAM_STATE
-    old = [1_600_000_000 + DAY * day for day in range(40)]
-    before = write([*old[:20], 4_000_000_000, *old[20:]])
-    assert (before.num_train, before.num_late, before.num_skipped) == (40, 0, 1)
-    (note,) = (note for note in before.notes if "held back" in note)
-    assert note == (
-        "1 rating is held back until others are as new, as of a wrong clock: rating 21 of a.csv has the time "
-        "2096-10-02T07:06:40, and the newest before it 2020-10-22T12:26:40"
-    )
-    vocabulary = Path(before.folder, "vocabulary.json").read_text()
-    stream_state = StreamState(vocabulary, events_per_file=before.events_per_file, learned=old[-1])
-    after = write([*old[:20], 4_000_000_000, *old[20:], *(old[-1] + np.arange(1, 6)).tolist()])
-    assert (after.num_train, after.num_late) == (45, 0)
-    check_prefix(after.column("keys"), 40, Prefix(before.column("keys"), 40).extend(40), "data")
+        assert num_events_of_wrong_clock(time, 2 * NOW) == 0
+        assert num_events_of_wrong_clock(time[200:], 2 * NOW, int(time[199]), int(time[0]), 200) == 0

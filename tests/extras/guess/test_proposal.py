@@ -38,6 +38,7 @@ from recsuite.datasets.tables.source import locate
 from recsuite.errors import UserError
 from recsuite.extras.guess.proposal import propose
 from tests.support.launch import EXAMPLE, python, succeeded
+from tests.support.stream_reader import read, reader_of
 
 Rows = Sequence[Sequence[object]]
 EVENTS: Rows = [["user_id", "product_id", "stars", "note"]] + [
@@ -745,8 +746,9 @@ def test_a_stream_of_a_file_with_an_odd_name_in_such_a_folder_is_made_and_read(t
     rows += [[f"u{row % 17}", f"p{row % 23}", row % 5 + 1, 10**9 + 3600 * row] for row in range(300)]
     write(folder / f"{'-'.join(ODD_NAMES)}.csv", rows)
     propose(folder)
-    columns = open_columns(Config.of(data_path=str(folder), stream=True, duplicates="keep"))
-    assert [*columns.events_per_file.values()] == [300]
+    config = Config.of(data_path=str(folder), stream=True, duplicates="keep")
+    columns = read(reader_of(config), config)
+    assert columns.num_train == 300
     assert all(note.isprintable() for note in columns.notes)
 
 

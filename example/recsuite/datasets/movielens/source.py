@@ -111,12 +111,12 @@ class MovieLens(TableSource):
         return [*super().files, *(TableFile(file, Path(file.path).name) for file in oracles)]
 
     @override
-    def read(self) -> RawData:
+    def read(self, parts_folder: Path | None = None) -> RawData:
         tables = dataclasses.replace(self.tables, items=tuple(map(_decoded, self.tables.items)))
         # Imported late, as in `TableSource`.
         from recsuite.datasets.tables.reading import read_tables
 
-        raw = read_tables(tables, self.table_schema, self.config)
+        raw = read_tables(tables, self.table_schema, self.config, parts_folder)
         items = raw.items
         if "occupation" in raw.users:
             # In ml-1m they are numbers: codes of categories, like the texts of ml-100k.

@@ -18,6 +18,7 @@ from recsuite.datasets.arrays import chunks, counts_of, highest, release
 from recsuite.datasets.preparation.histories import StoredEvents
 from recsuite.datasets.preparation.loops import add_rests, grouped, rank_by_popularity
 from recsuite.datasets.schema import HISTORY, LEAST_SHARE
+from recsuite.datasets.whole import WHOLE, Whole
 from recsuite.metrics import (
     KNOWN,
     NEVER_FOUND,
@@ -73,6 +74,7 @@ def baselines_of(
     oracle: Oracle,
     schema: Schema,
     done: Callable[[float], object],
+    whole: Whole = WHOLE,
 ) -> dict[str, dict[str, Metrics]]:
     """Baselines on the test events for each way of evaluation.
 
@@ -81,7 +83,7 @@ def baselines_of(
     the calibration of a log loss is fitted to predictions of the validation labels that did not use them.
 
     folder: with the histories of the events; is_listed: of each item, see `columns.listed_items`; done:
-    called with the finished share of the work.
+    called with the finished share of the work; whole: of the events.
     """
     num_known, num_items = sizes[0] + sizes[1], len(is_listed)
     known_offsets = np.load(folder / f"test_{HISTORY}_offsets.npy")
@@ -93,25 +95,29 @@ def baselines_of(
         (num_users, num_items),
         (sizes[0], num_known),
         lambda share: done(SHARE_OF_BIASES * share),
+        whole,
     )
     ranks, candidates = popularity_ranks(
         known_offsets,
         np.load(folder / "test_seen.npy", mmap_mode="r"),
         stored.user[num_known:],
         stored.item[num_known:],
-        counts_of(stored.item[:num_known], num_items),
+        whole.total(counts_of(stored.item[:num_known], num_items)),
         is_listed,
         schema.excludes_seen,
     )
+    ranks, candidates = whole.joined(ranks), whole.joined(candidates)
     done(1)
     has_trained = counts_of(stored.user[: sizes[0]], highest(stored.user) + 1) > 0
-    is_known = has_trained[stored.user[num_known:]]
+    is_known = whole.joined(has_trained[stored.user[num_known:]])
     parts: dict[str, Any] = {"": slice(None)}
     if is_known.any() and not is_known.all():
         parts |= {KNOWN: is_known, NEW: ~is_known}
     results: dict[str, dict[str, Metrics]] = {}
     for part, some in parts.items():
-        of_labels, of_answers = _measured(stored, sizes, fitted, oracle.labels, schema.liked_label, some)
+        of_labels, of_answers = _measured(
+            stored, sizes, fitted, oracle.labels, schema.liked_label, some, whole
+        )
         of_ranks: dict[str, Metrics] = {
             "a random order": ranks_by_chance(candidates[some]),
             "popularity": measure_ranks(ranks[some]).values,
@@ -130,31 +136,32 @@ def _measured(
     oracle: np.ndarray | None,
     liked_label: float,
     some: Any,
+    whole: Whole,
 ) -> tuple[dict[str, Metrics], dict[str, Metrics]]:
     """Return metrics of predicted labels on the test, and those of the calibrated probabilities."""
     # fitted: biases without the validation events, and with them; some: the test events, bool or a slice.
-    num_train, num_validation, num_test = sizes
-    num_known = num_train + num_validation
+    num_train, num_known = sizes[0], sizes[0] + sizes[1]
     validation, test = slice(num_train, num_known), slice(num_known, None)
     user, item, label, (early, late) = stored.user, stored.item, stored.label, fitted
+    validated, tested = whole.joined(label[validation]), whole.joined(label[test])
     predictions = {
         "global mean": (
-            np.broadcast_to(early.mean, num_validation),
-            np.broadcast_to(late.mean, num_test),
+            np.broadcast_to(early.mean, len(validated)),
+            np.broadcast_to(late.mean, len(tested)),
         ),
         "biases": (
-            early.predict(user[validation], item[validation]),
-            late.predict(user[test], item[test]),
+            whole.joined(early.predict(user[validation], item[validation])),
+            whole.joined(late.predict(user[test], item[test])),
         ),
     }
     if oracle is not None:
         predictions["oracle"] = oracle[validation], oracle[test]
-    liked_before, liked = label[validation] >= liked_label, label[test] >= liked_label
+    liked_before, liked = validated >= liked_label, tested >= liked_label
 
     def measured(name: str) -> Metrics:
         on_validation, on_test = predictions[name]
         calibration = fit_calibration(on_validation, liked_before)
-        return measure(on_test[some], label[test][some], liked[some], calibration).values
+        return measure(on_test[some], tested[some], liked[some], calibration).values
 
     of_labels = {name: measured(name) for name in predictions}
     of_answers = {
@@ -163,6 +170,7 @@ def _measured(
     }
     # The share of yes is already a probability. A calibration by the few validation events would add noise.
     num_liked = sum(int((label[part] >= liked_label).sum()) for part in chunks(num_known, label))
+    num_liked, num_known = whole.total(np.array([num_liked, num_known])).tolist()
     log_loss = log_loss_of(num_liked / num_known, liked[some])
     of_share = {**of_answers.pop("global mean"), "log_loss": log_loss}
     of_answers = {"share of yes": of_share, **of_answers}
@@ -222,15 +230,23 @@ class PastBiases:
     yes or no, the same of log-odds. It depends on the earlier events alone, so a resumed stream has the same
     one, except for the mean before the first event.
 
-    sizes: numbers of users and of items; mean: the one before the first event; of_answers: True if the labels
-    are 1 for yes and 0 for no.
+    user, item, all_events: sum and number of the labels so far, of users and items, float64 [n, 2], and of
+    all, [1, 2]; mean: the one before the first event; of_answers: True if the labels are 1 for yes and 0 for
+    no.
     """
 
-    def __init__(self, sizes: tuple[int, int], mean: float, of_answers: bool = False) -> None:
+    def __init__(
+        self,
+        user: np.ndarray,
+        item: np.ndarray,
+        all_events: np.ndarray,
+        mean: float,
+        of_answers: bool = False,
+    ) -> None:
         self._mean, self._of_answers = mean, of_answers
-        self._sums = [np.zeros(size) for size in sizes]
-        self._counts = [np.zeros(size, np.int64) for size in sizes]
-        self._sum, self._number = 0.0, 0
+        self._sums = [np.array(sums[:, 0]) for sums in (user, item)]
+        self._counts = [sums[:, 1].astype(np.int64) for sums in (user, item)]
+        self._sum, self._number = float(all_events[0, 0]), int(all_events[0, 1])
 
     def learn(self, user: np.ndarray, item: np.ndarray, label: np.ndarray) -> None:
         """Add events; user, item: their positions, int [n]; label: float [n]."""
@@ -268,6 +284,7 @@ def fit_biases(
     sizes: tuple[int, int],
     numbers: Sequence[int],
     done: Callable[[float], object] = lambda share: None,
+    whole: Whole = WHOLE,
 ) -> list[Biases]:
     """Fit label = mean + user bias + item bias by damped alternating least squares, see `LEAST_CHANGE`.
 
@@ -275,9 +292,10 @@ def fit_biases(
     bias 0.
 
     user, item: int32 [n]; label: float32 [n]; sizes: numbers of users and of items; done: called with the
-    finished share of the rounds.
+    finished share of the rounds; whole: of the events. A position is of one item on all ranks, and of a user
+    here alone.
     """
-    fits = [_rounds(user[:number], item[:number], label[:number], sizes) for number in numbers]
+    fits = [_rounds(user[:number], item[:number], label[:number], sizes, whole) for number in numbers]
     before = (math.inf,) * len(fits)
     for number in range(1, MOST_ROUNDS + 1):
         fitted, errors = zip(*map(next, fits), strict=True)
@@ -289,28 +307,39 @@ def fit_biases(
 
 
 def _rounds(
-    user: np.ndarray, item: np.ndarray, label: np.ndarray, sizes: tuple[int, int]
+    user: np.ndarray, item: np.ndarray, label: np.ndarray, sizes: tuple[int, int], whole: Whole
 ) -> Iterator[tuple[Biases, float]]:
     """Yield better and better biases, and the RMSE of the events with them."""
-    mean = float(label.mean(dtype=np.float64))
+    mean = whole.mean(label)
     release(label)
-    counts = [counts_of(column, size) for column, size in zip((user, item), sizes, strict=True)]
+    of_user, of_item = (counts_of(column, size) for column, size in zip((user, item), sizes, strict=True))
+    of_item = whole.total(of_item)
     of_users = np.zeros(sizes[0])
     while True:
         # Each line solves for one side exactly with the other fixed.
-        of_items, _ = _solved(item, user, label, mean, of_users, counts[1])
-        of_users, rmse = _solved(user, item, label, mean, of_items, counts[0])
+        of_items, _ = _solved(item, user, label, mean, of_users, of_item, whole.total)
+        of_users, squares = _solved(user, item, label, mean, of_items, of_user, lambda sums: sums)
+        squares, number = whole.total(np.array([squares, len(label)])).tolist()
+        rmse = math.sqrt(max(squares, 0.0) / number)
         yield Biases(mean, of_users, of_items), rmse
 
 
 def _solved(
-    own: np.ndarray, other: np.ndarray, label: np.ndarray, mean: float, biases: np.ndarray, counts: np.ndarray
+    own: np.ndarray,
+    other: np.ndarray,
+    label: np.ndarray,
+    mean: float,
+    biases: np.ndarray,
+    counts: np.ndarray,
+    total: Callable[[np.ndarray], np.ndarray],
 ) -> tuple[np.ndarray, float]:
-    """Biases of one side, float64, given those of the other; and the RMSE of the events with both."""
+    """Biases of one side, float64, given those of the other; and the squared error of the events here."""
+    # total: adds up the sums of ranks.
     sums, squares = np.zeros(len(counts)), 0.0
     for part in chunks(len(own), own, other, label):
         squares += add_rests(own[part], other[part], label[part], mean, biases, sums)
+    sums = total(sums)
     solved = sums / (counts + DAMPING)
     # The sum of (rest - bias)^2 over the events, without another pass over them.
     squares += float((solved * (counts * solved - 2 * sums)).sum())
-    return solved, math.sqrt(max(squares, 0.0) / len(own))
+    return solved, squares

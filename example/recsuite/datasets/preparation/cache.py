@@ -17,7 +17,7 @@ from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, VERSION, Columns
 from recsuite.datasets.preparation.reading import read
 from recsuite.datasets.schema import RawData, Table
 from recsuite.datasets.source import DATA_DEADLINE, NUM_EVENTS, locate, with_flags
-from recsuite.datasets.streams import COPY, EMPTY_STREAM_STATE, StreamState
+from recsuite.datasets.streams import COPY
 from recsuite.errors import UserError, printable
 from recsuite.files import digest_of_bytes, explained, locked, place_for, remove, replace_file, replacing
 from recsuite.metrics import TOP
@@ -34,13 +34,13 @@ def newest_of(cache: Path, name: str) -> Path:
     return cache / (f"{name}.{max(numbers)}" if numbers else name)
 
 
-# The split of a stream, used in the name of its columns.
+# The split of a stream, in the names of its columns.
 STREAM, VOCABULARY = "stream", "vocabulary.json"
 # Subfolder of the folder of the files with the columns.
 COLUMNS = ".columns"
 
 
-def open_columns(config: Config, launch: str = "", stream_state: StreamState = EMPTY_STREAM_STATE) -> Columns:
+def open_columns(config: Config, launch: str = "") -> Columns:
     """Return the columns of the configured data set. Make them first if they are missing or damaged.
 
     Reads every byte of the files and of the columns, so call it once on a machine. Safe when several
@@ -49,48 +49,25 @@ def open_columns(config: Config, launch: str = "", stream_state: StreamState = E
     launch: identifies the launch. --rebuild makes columns again once for each launch, or at each call if it
     is empty.
 
-    stream_state: of a stream that continues.
-
     Raises:
         UserError: when the data cannot be obtained, read or stored.
     """
     data, seed = config.data, config.runtime.seed
-    if config.stream.stream:
-        # A stream has one part, and keeps every event.
-        data = dataclasses.replace(data, split=STREAM, duplicates="keep")
     source = with_flags(locate(data, seed), config.tables, data)
-    if source.schema.event_types and (config.stream.stream or config.model.reads_order):
-        flag = "--stream" if config.stream.stream else f"--task {config.model.task}"
-        raise UserError(
-            f"{flag} does not support events of several types, and [events] of schema.toml has "
-            f"{', '.join(map(printable, source.schema.event_types))}. Fix: remove {flag}, or the section."
-        )
-    events = map(source.tables.name_of, source.tables.events)
-    if config.stream.topic and (others := [name for name in events if not name.startswith(f"{COPY}/")]):
-        raise UserError(
-            f"--stream {config.stream.topic} has its events in {source.folder / COPY}, and {others[0]} would "
-            f'be read as events too. Fix: write events = "{COPY}" under [files] of schema.toml.'
-        )
-    known = stream_state if config.stream.stream else None
-    if known is not None and not source.has_times:
-        raise UserError("The events have no times, so --stream has no order to follow; remove it.")
-    is_named = bool(data.cache_dir) and not is_remote(data.cache_dir)
-    cache = Path(data.cache_dir) if is_named else place_for(source.folder, COLUMNS)
-    digests = _digests(source.files)
-    name = _name(digests, source.key, data, seed, known)
+    check_event_types(source, config)
+    is_named, cache = bool(data.cache_dir) and not is_remote(data.cache_dir), cache_of(source, data)
+    digests = digests_of_files(source.files)
+    name = name_of_columns(digests, source.key, data, seed)
 
     def read_again() -> RawData:
         with stage("reading the files"):
             raw = read(source, data, cache)
         # The name of the folder contains the digests of the files.
-        if _digests(source.files) != digests:
+        if digests_of_files(source.files) != digests:
             raise UserError(f"The files in {source.folder} changed while they were read; start again.")
         return raw
 
     columns = None
-    for before in stream_state.before:
-        earlier = newest_of(cache, _name(digests, source.key, data, seed, before))
-        columns = columns or _unchanged(earlier, source, stream_state)
     # First without the lock: most runs find their columns, even in a read-only folder.
     if columns is None and not _is_due(data, cache, name, launch):
         columns = _found(cache, name, source, is_named)
@@ -99,17 +76,58 @@ def open_columns(config: Config, launch: str = "", stream_state: StreamState = E
         with explained(f"Cannot write the columns of {source.folder} to {cache}", advice):
             cache.mkdir(parents=True, exist_ok=True)
             with locked(cache / ".lock", f"writing columns to {cache}", DATA_DEADLINE):
-                columns = _with_lock(cache, name, source, (data, seed), launch, read_again, known)
+                columns = _with_lock(cache, name, source, (data, seed), launch, read_again)
     number = columns.num_train + columns.num_validation + columns.num_test + columns.num_skipped
-    number += columns.num_late
     expected = NUM_EVENTS.get(data.dataset, number)
-    # A stream may have grown.
-    if number != expected and not (data.split == STREAM and number > expected):
+    if number != expected:
         raise UserError(
             f"{columns.source} holds {number:,} {columns.schema.labels}, but {data.dataset} has "
             f"{expected:,}; remove the folder to download it again, or leave --dataset out to read it as it "
             "is."
         )
+    return with_history(columns, config)
+
+
+def cache_of(source: TableSource, data: DataConfig) -> Path:
+    """Return the folder for the columns of a data set."""
+    is_named = bool(data.cache_dir) and not is_remote(data.cache_dir)
+    return Path(data.cache_dir) if is_named else place_for(source.folder, COLUMNS)
+
+
+def check_event_types(source: TableSource, config: Config) -> None:
+    """Refuse events of several types where only one is possible.
+
+    Raises:
+        UserError: names the flag.
+    """
+    if source.schema.event_types and (config.stream.stream or config.model.reads_order):
+        flag = "--stream" if config.stream.stream else f"--task {config.model.task}"
+        raise UserError(
+            f"{flag} does not support events of several types, and [events] of schema.toml has "
+            f"{', '.join(map(printable, source.schema.event_types))}. Fix: remove {flag}, or the section."
+        )
+
+
+def check_stream(source: TableSource, config: Config) -> None:
+    """Refuse a data set that is no stream.
+
+    Raises:
+        UserError: says why.
+    """
+    check_event_types(source, config)
+    events = map(source.tables.name_of, source.tables.events)
+    if config.stream.topic and (others := [name for name in events if not name.startswith(f"{COPY}/")]):
+        raise UserError(
+            f"--stream {config.stream.topic} has its events in {source.folder / COPY}, and {others[0]} would "
+            f'be read as events too. Fix: write events = "{COPY}" under [files] of schema.toml.'
+        )
+    if not source.has_times:
+        raise UserError("The events have no times, so --stream has no order to follow; remove it.")
+
+
+def with_history(columns: Columns, config: Config) -> Columns:
+    """Return columns with the table of user histories, if the flags ask for them."""
+    data = config.data
     if not data.history:
         return columns
     if config.model.reads_order:
@@ -122,15 +140,6 @@ def open_columns(config: Config, launch: str = "", stream_state: StreamState = E
     return dataclasses.replace(columns, tables=(*columns.tables, history))
 
 
-def _unchanged(folder: Path, source: TableSource, stream_state: StreamState) -> Columns | None:
-    """Return the columns of a stream if they exist and match its state; else None."""
-    columns, _ = load_columns(folder, source.folder, source.schema)
-    if columns is None or columns.events_per_file != stream_state.events_per_file:
-        return None
-    is_same = (folder / VOCABULARY).read_text() == stream_state.vocabulary
-    return columns if is_same else None
-
-
 def _with_lock(
     cache: Path,
     name: str,
@@ -138,7 +147,6 @@ def _with_lock(
     settings: tuple[DataConfig, int],
     launch: str,
     read_again: Callable[[], RawData],
-    stream_state: StreamState | None,
 ) -> Columns:
     """Return the columns of this name. Make them unless the previous holder of the lock did."""
     (data, seed), folder = settings, newest_of(cache, name)
@@ -149,9 +157,7 @@ def _with_lock(
         say(f"the columns in {folder} are damaged and are made again: {fault}")
     elif there is not None:
         say(f"the columns in {folder} are made again, as --rebuild asks")
-    # Columns of a stream are those of its training.
-    is_shared = is_remote(data.cache_dir) and stream_state is None
-    store = folder_at(data.cache_dir) / name if is_shared else None
+    store = folder_at(data.cache_dir) / name if is_remote(data.cache_dir) else None
     if isinstance(store, ObjectPath) and not folder.exists():
         fetched = _fetched(store, folder, source)
         if fetched is not None:
@@ -160,7 +166,7 @@ def _with_lock(
     # Imported here: with existing columns a rank needs no compiler of loops, and no Arrow.
     from recsuite.datasets.preparation.making import make_columns
 
-    make_columns(folder, read_again(), source.schema, data, seed, there, stream_state)
+    make_columns(folder, read_again(), source.schema, data, seed, there)
     made = newest_of(cache, name)
     if data.rebuild:
         replace_file(_mark_of(cache, name), launch.encode())
@@ -234,12 +240,11 @@ def _found(cache: Path, name: str, source: TableSource, is_named: bool) -> Colum
     return None
 
 
-def _name(
+def name_of_columns(
     digests: dict[str, str],
     key: object,
     config: DataConfig,
     seed: int,
-    stream_state: StreamState | None = None,
 ) -> str:
     """Name of the folder for columns of files with these digests, made by this version of the program."""
     # A flag without an effect on the columns must not make a second copy. So --history is not in the name:
@@ -260,26 +265,23 @@ def _name(
         # Always, because validation is drawn by it for every split.
         "seed": seed,
     }
-    if stream_state is not None:
-        made_from["past"] = stream_state.key
     digest = hashlib.sha256(json.dumps(made_from, allow_nan=False).encode()).hexdigest()[:12]
-    owner = f"_{stream_state.owner}" if stream_state and stream_state.owner else ""
-    return f"{config.split}{owner}-{digest}-v{VERSION}"
+    return f"{config.split}-{digest}-v{VERSION}"
 
 
 def owner_of(name: str) -> str:
-    """Return the owner in the name of columns of one training, see `StreamState.owner`. name: its name."""
+    """Return the owner in the names of the columns of a stream. name: of its training."""
     return digest_of_bytes(name.encode())[:12]
 
 
 def remove_owned(cache: Path, owner: str, used: Path | None = None) -> None:
-    """Remove the columns that a training made for itself alone, see `StreamState.owner`, except `used`."""
+    """Remove the columns of the stream of a training, except `used`."""
     for path in cache.glob(f"{STREAM}_{owner}-*"):
         if path != used:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _digests(files: Sequence[TableFile]) -> dict[str, str]:
+def digests_of_files(files: Sequence[TableFile]) -> dict[str, str]:
     """Map the name of each file to its digest."""
     with stage("checking the files"), ThreadPoolExecutor(DIGEST_THREADS) as pool:
         digests = pool.map(lambda file: file.digest(), files)

@@ -86,13 +86,14 @@ def write_histories(
     sizes: tuple[int, int, int],
     done: Callable[[float], object],
     context: Events | None = None,
+    first_part: int = 0,
 ) -> tuple[np.ndarray, int]:
     """Write the user histories.
 
     Returns the end of the history of each event, int32 [events], and the length of the longest history.
 
     context: events that are only in histories; item_rows: the table row of each item, int32 [items]; sizes:
-    of the splits; done: called with the finished share.
+    of the splits; done: called with the finished share; first_part: see `loops.list_events`.
     """
     # A deployed model knows the validation events when a test event comes. A training event must not: in a
     # random split they lie between the training events.
@@ -117,7 +118,9 @@ def write_histories(
     lists, longest = (offsets, next_places, first_places, newest), 0
     for part in chunks(num_all, stored.user, stored.time, ends, places, before):
         size = part.stop - part.start
-        of_part = list_events(stored.user, stored.time, cursors, bounds, size, *lists, ends, before, places)
+        of_part = list_events(
+            stored.user, stored.time, cursors, bounds, size, *lists, ends, before, places, first_part
+        )
         longest = max(longest, of_part)
     done(0.5)
     content = _content_of(stored, item_rows, num_events)

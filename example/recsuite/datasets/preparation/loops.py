@@ -94,6 +94,7 @@ def list_events(
     end: np.ndarray,
     before: np.ndarray,
     place: np.ndarray,
+    first_part: int,
 ) -> int:
     """Find the places of at most `most` events in the lists of their owners, in the order of time.
 
@@ -106,12 +107,13 @@ def list_events(
     the lists. next_place, first_place: int64 [2, owners], next free place in a list of an owner, and that of
     its first event of the time `newest`. Results by event, int32: end of the list that an event sees, and
     place before which it comes, of all but the context; and its own place in both lists, [2, events], if it
-    is in them.
+    is in them. first_part: the part whose events come before those of the others at the same time.
     """
     longest = 0
     for _ in range(most):
         part = -1
-        for other in range(4):
+        for number in range(4):
+            other = (first_part + number) % 4
             if cursors[other] < ends[other] and (part < 0 or time[cursors[other]] < time[cursors[part]]):
                 part = other
         if part < 0:

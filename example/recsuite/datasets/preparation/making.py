@@ -7,7 +7,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from recsuite.datasets.arrays import (
 from recsuite.datasets.columns import MANIFEST, Columns, listed_items
 from recsuite.datasets.preparation.baselines import baselines_of, oracle_of
 from recsuite.datasets.preparation.histories import StoredEvents, write_histories
-from recsuite.datasets.preparation.splits import rule_for_seen, split, stream_order
+from recsuite.datasets.preparation.loops import CONTEXT
+from recsuite.datasets.preparation.splits import rule_for_seen, split
 from recsuite.datasets.preparation.vocabulary import (
     WrittenFeatures,
     features_of_events,
@@ -44,18 +46,37 @@ from recsuite.datasets.schema import (
     Table,
     record_of,
 )
-from recsuite.datasets.streams import HEAD, StreamState, digests_of, keys_of
+from recsuite.datasets.streams import HEAD, StreamSegment
 from recsuite.errors import UserError, escaped
-from recsuite.files import digest_of, flush, flushed, flushing, plain, remove, sealed
+from recsuite.files import digest_of, entry_of, flush, flushed, flushing, plain, remove, sealed
 from recsuite.hooks import optional
 from recsuite.metrics import Metrics, finite
 from recsuite.runtime.console import stage
 
 NOT_CHECKED = "features of the event are not checked for leakage: that requires the extra leakage"
+NOT_CHECKED_IN_PARTS = f"{NOT_CHECKED.partition(':')[0]}: that requires all events in one piece"
 # Name of an unfinished folder, with the process id.
 LEFTOVER = re.compile(r"\.making-\d+")
 # The parts of making columns, and the percent of the time that each takes for very many events.
 PARTS = {"order": 15, "events": 12, "features": 5, "histories": 36, "baselines": 32}
+
+
+@dataclass(frozen=True)
+class StreamPart:
+    """Events of a segment of a stream.
+
+    order: their places in the data, int [n]; file, row: the place of the file of each, and its row there,
+    int [n]; vocabulary: content of vocabulary.json, empty at the beginning of the stream; sums: of the labels
+    before the segment, see `recent.RecentEvents.sums_of`; notes: what was skipped.
+    """
+
+    order: np.ndarray
+    file: np.ndarray
+    row: np.ndarray
+    vocabulary: str
+    sums: Mapping[str, np.ndarray]
+    notes: Sequence[str]
+    segment: StreamSegment
 
 
 def _successor_of(folder: Path) -> Path:
@@ -70,12 +91,12 @@ def make_columns(
     config: DataConfig,
     seed: int,
     there: Columns | None = None,
-    stream_state: StreamState | None = None,
+    stream: StreamPart | None = None,
 ) -> None:
     """Write columns and move them to their folder. The caller must hold the lock.
 
     there: the intact columns in the folder, if any. New columns with the same bits replace them; others go to
-    a successor. stream_state: of a stream, whose events are in the order of time only.
+    a successor. stream: of a segment, whose events are in the order of time only.
     """
     # This process holds the lock, so any unfinished folder was left by a process that died.
     for path in folder.parent.iterdir():
@@ -86,15 +107,17 @@ def make_columns(
     try:
         with stage("making columns", sum(PARTS.values()), "percent") as reached:
             # Written under another name: a process that dies here leaves no columns that look complete.
-            manifest = _write_columns(making, raw, schema, config, seed, reached, stream_state)
-        # The files must be on the disk before the rename.
-        written = [flushed(path) for path in sorted(making.iterdir())]
+            manifest = _write_columns(making, raw, schema, config, seed, reached, stream)
+        # The files must be on the disk before the rename, but no other training reads those of a stream.
+        entry = flushed if stream is None else entry_of
+        written = [entry(path) for path in sorted(making.iterdir())]
         files = [dataclasses.asdict(entry) for entry in written]
         # Last, because it holds the digests of all other files. Columns without it are ignored.
         content = json.dumps(sealed({**manifest, "files": files}), indent=1, allow_nan=False)
         (making / MANIFEST).write_text(content)
-        flush(making / MANIFEST)
-        flush(making)
+        if stream is None:
+            flush(making / MANIFEST)
+            flush(making)
         # A process that uses the old columns may open one of their files later, and must find the same bits.
         if there is not None and {entry.name: entry.xxh3_128 for entry in written} != there.files:
             folder = _successor_of(folder)
@@ -138,67 +161,79 @@ def _write_columns(
     config: DataConfig,
     seed: int,
     reached: Callable[[int], None],
-    stream_state: StreamState | None,
+    stream: StreamPart | None,
 ) -> dict[str, Any]:
-    order, sizes, notes = (
-        stream_order(raw, schema, stream_state) if stream_state else split(raw, schema, config, seed, folder)
-    )
-    is_late = stream_state.is_late(raw.events.time, raw.events_per_file) if stream_state else ()
-    num_late = int(np.count_nonzero(is_late))
+    whole = raw.whole
+    # A reading may have several segments, and its notes are those of the first one.
+    skipped = raw.skipped if stream is None else []
+    order, sizes, notes = split(raw, schema, config, seed, folder) if stream is None else _order_of(stream)
     stored = _write_events(folder, raw, order, _done(reached, "events"))
-    oracle = oracle_of(raw, order, sizes[2], config.split)
+    oracle = oracle_of(raw, order, sizes[2], config.split) if stream is None else None
     num_train = sizes[0]
-    written, own = _write_features(folder, raw, stored, order, num_train, schema, stream_state)
-    num_head = min(num_train, HEAD) if stream_state else num_train
-    weight = _weight(folder, raw, order, num_head) | _more_labels(folder, raw, order)
+    written, own = _write_features(folder, raw, stored, order, num_train, schema, stream)
+    num_head = min(num_train, HEAD) if stream else num_train
+    segment = None if stream is None else _with_means(stream.segment, raw, order[:num_head])
+    # The model starts from it, so it must not depend on later events.
+    mean_label = segment.position.mean_label if segment else whole.mean(stored.label[:num_train])
+    weight = _weight(folder, raw, order, num_head, segment) | _more_labels(folder, raw, order)
     item_leakage: dict[str, float] = {}
     label_leakage: dict[str, float] = {}
     has_own = any(feature.entity == EVENT for feature in schema.features)
-    leakage = optional("leakage") if has_own else None
+    leakage = optional("leakage") if has_own and not whole.is_part else None
     if has_own and leakage is None:
-        notes = [*notes, NOT_CHECKED]
+        notes = [*notes, NOT_CHECKED_IN_PARTS if whole.is_part else NOT_CHECKED]
     if leakage is not None:
         items = stored.item[:num_train]
-        if not stream_state:
+        if stream is None:
             item_leakage = leakage.leakage_of_item(raw.events, order, items, len(raw.items), schema)
-        label_leakage = leakage.leakage_of_label(raw.events, order, stored.label[:num_head], schema)
-    if stream_state:
-        _write_keys(folder, raw, stored, schema)
+        # Of a stream by its first events alone.
+        if stream is None or stream.segment.first == 0:
+            label_leakage = leakage.leakage_of_label(raw.events, order, stored.label[:num_head], schema)
+    if stream is not None:
+        for name, column in {"file": stream.file, "file_row": stream.row, **stream.sums}.items():
+            np.save(folder / f"{name}.npy", column)
     # Frees as much memory as a column.
     del order
     seen, said = rule_for_seen(
-        config, stored.user[:num_train], stored.item[:num_train], schema, is_stream=stream_state is not None
+        config,
+        stored.user[:num_train],
+        stored.item[:num_train],
+        schema,
+        is_stream=stream is not None,
+        whole=whole,
     )
     schema = dataclasses.replace(schema, seen=seen)
     if written.left_out:
         said.append(f"skipped the features that the files do not have: {', '.join(written.left_out)}")
     features = [*(table.feature for table in written.tables), *written.numbers]
     (folder / SCHEMA_FILE).write_text(json.dumps(record_of(schema, features), indent=1, allow_nan=False))
-    item_counts = counts_of(stored.item[:num_train], len(raw.items))
-    np.save(folder / "item_counts.npy", item_counts.astype(np.int32))
+    item_counts = whole.total(counts_of(stored.item[:num_train], len(raw.items)))
+    # Of all ranks together there may be more than fit into 32 bits.
+    np.save(folder / "item_counts.npy", item_counts.astype(np.int64 if whole.is_part else np.int32))
     rows, progress = _rows_of_items(folder, written, schema), _done(reached, "histories")
-    ends, longest = write_histories(folder, stored, rows, sizes, progress, raw.context)
+    # What a stream keeps came before.
+    first_part = 0 if stream is None else CONTEXT
+    ends, longest = write_histories(folder, stored, rows, sizes, progress, raw.context, first_part)
     fields = {"user": stored.user, "item": stored.item, "label": stored.label, "history_end": ends, **weight}
     write_records(folder / "rows.npy", fields, own)
     del ends, weight, fields, own
     baselines: dict[str, dict[str, Metrics]] = {name: {} for name in EVALUATIONS}
-    if not stream_state:
+    if oracle is not None:
         with flushing(folder):
             progress = _done(reached, "baselines")
             tables = [table.feature for table in written.tables]
             is_listed = listed_items(lambda name: np.load(folder / f"{name}.npy"), schema, tables)
-            baselines = baselines_of(folder, stored, is_listed, sizes, oracle, schema, progress)
+            baselines = baselines_of(folder, stored, is_listed, sizes, oracle, schema, progress, whole)
+    whole.write_beside(folder, raw, schema)
     return {
         # Digest of the meaning of a position in the training: a checkpoint stores its progress as a position.
         "digest": f"{digest_of(folder / 'rows.npy')}-{num_train}-{sizes[1]}",
         **dict(zip(("num_train", "num_validation", "num_test"), sizes, strict=True)),
-        # Includes the events of a stream that are held back.
-        "num_skipped": raw.num_skipped + len(raw.events.user) - sum(sizes) - num_late,
-        "num_users": len(raw.users),
+        "num_skipped": raw.num_skipped + (len(raw.events.user) - sum(sizes) if stream is None else 0),
+        "num_users": whole.num_users(raw),
         f"num_{schema.items}": len(raw.items),
-        "longest_history": longest,
-        # The model starts from it, so it must not depend on later events.
-        "mean_rating": float(stored.label[:num_head].mean(dtype=np.float64)),
+        "longest_history": int(whole.joined(np.array([longest])).max()),
+        "mean_rating": mean_label,
         "tables": [_recorded(table, schema) for table in written.tables],
         "numbers": [plain(schema.recorded(feature)) for feature in written.numbers],
         "baselines": {
@@ -208,10 +243,35 @@ def _write_columns(
         "seen": schema.seen,
         "item_leakage": item_leakage,
         "label_leakage": label_leakage,
-        "notes": [*map(escaped, (*raw.skipped, *notes, *said))],
-        "num_late": num_late,
-        "events_per_file": raw.events_per_file if stream_state else {},
+        "notes": [*map(escaped, (*skipped, *notes, *said))],
+        **({} if segment is None else {"segment": plain(segment)}),
     }
+
+
+def _order_of(stream: StreamPart) -> tuple[np.ndarray, tuple[int, int, int], list[str]]:
+    """Return the same as `split` for a segment of a stream."""
+    return stream.order, (len(stream.order), 0, 0), [*stream.notes]
+
+
+def _with_means(segment: StreamSegment, raw: RawData, head: np.ndarray) -> StreamSegment:
+    """Return a segment with the means of the first events, if it begins the stream. head: their places."""
+    if segment.first:
+        return segment
+    events = raw.events
+    position = dataclasses.replace(
+        segment.position,
+        first_time=int(events.time[head[0]]),
+        mean_label=float(events.label[head].mean(dtype=np.float64)),
+        mean_weight=1.0 if events.weight is None else float(events.weight[head].mean(dtype=np.float64)),
+    )
+    return dataclasses.replace(segment, position=position)
+
+
+def vocabulary_of(folder: Path, raw: RawData, order: np.ndarray, schema: Schema) -> str:
+    """Return the content of vocabulary.json of some events, made in a temporary folder."""
+    stored = _write_events(folder, raw, order, lambda share: None)
+    _write_features(folder, raw, stored, order, len(order), schema, None)
+    return (folder / "vocabulary.json").read_text()
 
 
 def _rows_of_items(folder: Path, written: WrittenFeatures, schema: Schema) -> np.ndarray:
@@ -227,21 +287,22 @@ def _write_features(
     order: np.ndarray,
     num_train: int,
     schema: Schema,
-    stream_state: StreamState | None,
+    stream: StreamPart | None,
 ) -> tuple[WrittenFeatures, FeatureArrays]:
     """Write the features of users and items, and the vocabulary; return the features, of events too."""
     is_trained = {
         entity: counts_of(column[:num_train], len(frame)) > 0
         for entity, frame, column in ((USER, raw.users, stored.user), (ITEM, raw.items, stored.item))
     }
-    if raw.context is not None:
+    if raw.context is not None and stream is None:
         # An item that was only viewed needs a row too: histories hold it.
         newest = max(int(stored.time[part].max()) for part in chunks(num_train, stored.time))
         for part in chunks(len(raw.context.item), raw.context.item, raw.context.time):
             is_trained[ITEM][raw.context.item[part][raw.context.time[part] <= newest]] = True
     frames = {USER: raw.users, ITEM: raw.items}
     entities = {name: (frames[name], np.flatnonzero(trained)) for name, trained in is_trained.items()}
-    written = write_features(folder, entities, schema, stream_state.known if stream_state else {})
+    known = json.loads(stream.vocabulary) if stream and stream.vocabulary else raw.whole.known
+    written = write_features(folder, entities, schema, known, raw.whole.is_part)
     own = features_of_events(folder, written, raw.events, order, num_train, schema)
     write_vocabulary(folder, written)
     written.tables.sort(key=lambda table: table.feature.multi)
@@ -266,23 +327,15 @@ def _write_events(
     return StoredEvents(user, item, label, time)
 
 
-def _write_keys(folder: Path, raw: RawData, stored: StoredEvents, schema: Schema) -> None:
-    """Write the hashes by which a stream recognises its events."""
-    users = digests_of(raw.users[schema.column_of(USER)])
-    items = digests_of(raw.items[schema.column_of(ITEM)])
-    keys = create_column(folder / "keys.npy", (len(stored.user),), np.uint64)
-    for part in chunks(len(keys), keys):
-        user, item = users[stored.user[part]], items[stored.item[part]]
-        keys[part] = keys_of(user, item, stored.label[part], stored.time[part])
-
-
-def _weight(folder: Path, raw: RawData, order: np.ndarray, num_train: int) -> dict[str, np.ndarray]:
+def _weight(
+    folder: Path, raw: RawData, order: np.ndarray, num_train: int, segment: StreamSegment | None
+) -> dict[str, np.ndarray]:
     """Weight of each event in the loss, float32, with mean 1; empty if the data have no weights."""
     if raw.events.weight is None:
         return {}
     weight = gather(raw.events.weight, order, temporary(folder, len(order), np.float32))
     # Mean 1, so that learning rates and decays have the same effect with weights as without.
-    mean = weight[:num_train].mean(dtype=np.float64)
+    mean = segment.position.mean_weight if segment else raw.whole.mean(weight[:num_train])
     if not mean > 0:
         raise UserError("The weights of all training events are 0; give some of them a weight above 0.")
     for part in chunks(len(weight), weight):

@@ -7,7 +7,6 @@ another a test event.
 from __future__ import annotations
 
 import dataclasses
-import time
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +34,7 @@ from recsuite.datasets.schema import (
     RawData,
     Schema,
 )
-from recsuite.datasets.streams import StreamState, num_events_of_wrong_clock
+from recsuite.datasets.whole import WHOLE, Whole
 from recsuite.errors import UserError, counted, with_article
 from recsuite.runtime.console import stage
 
@@ -156,11 +155,16 @@ def describe_leak(
 
 
 def rule_for_seen(
-    config: DataConfig, user: np.ndarray, item: np.ndarray, schema: Schema, is_stream: bool
+    config: DataConfig,
+    user: np.ndarray,
+    item: np.ndarray,
+    schema: Schema,
+    is_stream: bool,
+    whole: Whole = WHOLE,
 ) -> tuple[str, list[str]]:
     """Return the rule for items that a user had, EXCLUDE or ALLOW, and a note if it was inferred.
 
-    user, item: of the training events, int32 [n].
+    user, item: of the training events, int32 [n]; whole: of the events.
     """
     if config.seen != "auto":
         return config.seen, []
@@ -170,9 +174,10 @@ def rule_for_seen(
     for repeated in repeated_events(user, item):
         pairs = user[repeated].astype(np.int64) << 32 | item[repeated]
         num_repeats += len(pairs) - len(np.unique(pairs))
-    if num_repeats == len(user) - 1:
+    num_repeats, number = whole.total(np.array([num_repeats, len(user)])).tolist()
+    if num_repeats == number - 1:
         return EXCLUDE, []
-    share = num_repeats / len(user)
+    share = num_repeats / number
     seen = ALLOW if share >= LEAST_REPEATS else EXCLUDE
     does = "are ranked and recommended again" if seen == ALLOW else "are not recommended again"
     return seen, [
@@ -205,7 +210,8 @@ def split(
         notes += _describe_cut(raw.events.time, by_time, _cut_of(number, config), schema)
     is_train = ~(is_test | is_validation)
     parts = is_train, is_validation, is_test
-    num_train, num_validation, num_test = (int(np.count_nonzero(part)) for part in parts)
+    sizes = tuple(int(np.count_nonzero(part)) for part in parts)
+    num_train, num_validation, num_test = raw.whole.total(np.array(sizes)).tolist()
     if num_train == 0 or num_test == 0:
         raise UserError(
             f"--split {config.split} of {number} {schema.labels} with --test_fraction "
@@ -224,45 +230,16 @@ def split(
         notes += describe_leak(raw.events, in_file, schema, folder)
     # One split after the other, so that each is a range of positions: a list of positions would cost a second
     # random read for every event of a batch.
-    return np.concatenate([by_time[part] for part in parts]), (num_train, num_validation, num_test), notes
+    return np.concatenate([by_time[part] for part in parts]), (sizes[0], sizes[1], sizes[2]), notes
 
 
-def stream_order(
-    raw: RawData, schema: Schema, stream_state: StreamState
-) -> tuple[np.ndarray, tuple[int, int, int], list[str]]:
-    """Same as `split` for a stream: the events in the order of time without late ones, and notes on these.
-
-    Raises:
-        UserError: when there are none.
-    """
-    order = sorted_places(raw.events.time)
-    if raw.events.time[order[:1]].min(initial=0) < 0:
-        raise UserError(f"A stream of {schema.labels} from before 1970 is not known; leave --stream out.")
-    late = stream_state.is_late(raw.events.time, raw.events_per_file)
-    num_late = int(np.count_nonzero(late))
-    if num_late:
-        order = order[~late[order]]
-    held = num_events_of_wrong_clock(raw.events.time, order, stream_state.learned, time.time())
-    notes = [_describe_held(raw, schema, order, held)] if held else []
-    order = order[: len(order) - held]
-    if len(order) == 0:
-        raise UserError(f"A stream requires {schema.labels}, and there are none; give files that hold some.")
-    one = f"{schema.label} is older than the trained events, and is skipped"
-    several = f"{schema.labels} are older than the trained events, and are skipped"
-    notes += [counted(num_late, one, several)] if num_late else []
-    return order, (len(order), 0, 0), notes
-
-
-def _describe_held(raw: RawData, schema: Schema, order: np.ndarray, number: int) -> str:
-    """Note on held-back events, with the file of the first one and its place among the events there."""
-    ends = np.cumsum([*raw.events_per_file.values()])
-    file = int(np.searchsorted(ends, order[-number], side="right"))
-    name, size = [*raw.events_per_file.items()][file]
-    wrong, before = (np.datetime64(int(each), "s") for each in raw.events.time[order[[-number, -number - 1]]])
-    are, place = f"{schema.label} is" if number == 1 else f"{schema.labels} are", order[-number] - ends[file]
+def describe_held(schema: Schema, number: int, row: tuple[str, int], time: int, before: int) -> str:
+    """Note on held-back events. row, time: of the first one; before: time of the newest other."""
+    wrong, newest = (np.datetime64(seconds, "s") for seconds in (time, before))
+    are = f"{schema.label} is" if number == 1 else f"{schema.labels} are"
     return (
         f"{number:,} {are} held back until others are as new, as of a wrong clock: {schema.label} "
-        f"{place + size + 1:,} of {name} has the time {wrong}, and the newest before it {before}"
+        f"{row[1] + 1:,} of {row[0]} has the time {wrong}, and the newest before it {newest}"
     )
 
 

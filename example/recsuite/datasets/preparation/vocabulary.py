@@ -140,8 +140,14 @@ class WrittenFeatures:
     numbers: list[Feature] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     vocabulary: dict[str, Any] = field(default_factory=dict)
-    # The vocabulary of earlier columns of a stream, which continues to apply.
+    # The vocabulary of earlier columns of a stream, or of all parts of the data, which applies.
     known: Mapping[str, Any] = field(default_factory=dict)
+    # True if `known` has all values of features with ids too; those of a stream grow.
+    has_ids: bool = False
+
+    def held(self, feature: Feature) -> Any:
+        """Return the known values, or the encoding, of a feature; None to take those of the data."""
+        return None if feature.is_dynamic and not self.has_ids else self.known.get(feature.name)
 
     def lacks(self, feature: Feature) -> bool:
         """True if earlier columns exist and lack this feature: the model has no table for it."""
@@ -153,14 +159,16 @@ def write_features(
     entities: Mapping[str, tuple[pandas.DataFrame, np.ndarray]],
     schema: Schema,
     known: Mapping[str, Any] | None = None,
+    has_ids: bool = False,
 ) -> WrittenFeatures:
     """Write the features of all users and items.
 
     A table has a row for each value in the training events, and row 0 for any other: an untrained row would
     be noise in the test. entities: users and items, and the positions of those with training events; known:
-    vocabulary.json of earlier columns, which continues to apply to its features.
+    vocabulary.json of earlier columns or of all parts, which applies to its features; has_ids: see
+    `WrittenFeatures`.
     """
-    written = WrittenFeatures(known=known or {})
+    written = WrittenFeatures(known=known or {}, has_ids=has_ids)
     for entity, (frame, trained) in entities.items():
         own = FeatureArrays()
         for feature in _features_of(entity, schema):
@@ -240,7 +248,7 @@ def _features_of(entity: str, schema: Schema) -> list[Feature]:
 
 def _add_number(written: WrittenFeatures, feature: Feature, trained: np.ndarray) -> Encoding:
     """Add a number to `written` and return its encoding. trained: training values, float [n]."""
-    held = written.known.get(feature.name)
+    held = written.held(feature)
     encoding = fit(trained, feature.number) if held is None else encoding_of(held)
     written.vocabulary[feature.name] = asdict(encoding)
     if isinstance(encoding, Buckets):
@@ -254,7 +262,7 @@ def _add_categories(
     written: WrittenFeatures, feature: Feature, values: pandas.Series, trained: np.ndarray, longest: int = 1
 ) -> np.ndarray:
     """Add a feature of categories to `written` and return the table rows of its values, int32."""
-    held = None if feature.is_dynamic else written.known.get(feature.name)
+    held = written.held(feature)
     # A dynamic table inserts values when they come, so all of them have a number here.
     shown = values if feature.is_dynamic else values.loc[trained]
     check_kind(feature.column, written.known.get(feature.name), shown.dropna().to_numpy())
@@ -287,10 +295,11 @@ def _add_codes(written: WrittenFeatures, feature: Feature, values: Codes, traine
         known = np.arange(len(values.values))
     else:
         parts = [np.unique(values.codes[trained[part]]) for part in chunks(len(trained))]
-        known = np.unique(np.concatenate(parts))
+        # A segment of a stream may be empty.
+        known = np.unique(np.concatenate([values.codes[:0], *parts]))
         known = known[known >= 0]
     raw, rows = [values.values[code] for code in known.tolist()], np.arange(len(known)) + UNKNOWN_ROW + 1
-    if (held := written.known.get(feature.name)) is not None and not feature.is_dynamic:
+    if (held := written.held(feature)) is not None:
         row_of = {value: row for row, value in enumerate(held, start=UNKNOWN_ROW + 1)}
         raw, rows = held, np.array([row_of.get(value, UNKNOWN_ROW) for value in raw], np.int64)
     written.vocabulary[feature.name] = raw

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 from recsuite.datasets.tables.sections import EVENTS, FILENAME, ITEMS, USERS, Files
 from recsuite.errors import UserError, printable
-from recsuite.files import check_name, digest_of, explained, place_for
+from recsuite.files import check_name, digest_of, digest_of_part, explained, place_for
 from recsuite.hooks import extra
 from recsuite.places import is_remote, shown
 
@@ -53,7 +53,8 @@ class File:
 
     path: as it is opened. format: csv, tsv, jsonl, parquet or arrow. compression: gzip, zstd or empty, by the
     name. size: in bytes, -1 if a server does not report it. partitions: (column, value) of its folders.
-    encoding, delimiter: of text. columns: their names, if the text has no header.
+    encoding, delimiter: of text. columns: their names, if the text has no header. part: (begin, end) of the
+    bytes that are read of a text that grows, besides its header; None for all.
     """
 
     # Never shown: an address may hold a password.
@@ -65,6 +66,8 @@ class File:
     encoding: str = "utf-8"
     delimiter: str = ""
     columns: tuple[str, ...] = ()
+    # Not in the name of its rows on the disk, which has a digest of the bytes.
+    part: tuple[int, int] | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return self.name
@@ -84,6 +87,12 @@ class File:
         """True if it is a text that can grow by lines."""
         return not self.compression and self.format in ("csv", "tsv", "jsonl")
 
+    @property
+    def has_byte_lines(self) -> bool:
+        """True if it is a text of this machine whose parts can be read: a byte of a line end is one."""
+        is_wide = self.encoding.lower().startswith("utf-16")
+        return self.is_of_lines and not is_remote(self.path) and not is_wide
+
     # Cached: a run needs it twice, and it reads all bytes.
     @functools.cached_property
     def digest(self) -> str:
@@ -91,7 +100,8 @@ class File:
         if is_remote(self.path):
             return str(extra("urls").mark_of(self.path))
         with explained(f"Cannot read {self.name}", "give another file"):
-            return digest_of(Path(self.path))
+            path = Path(self.path)
+            return digest_of(path) if self.part is None else digest_of_part(path, *self.part)
 
 
 @dataclass(frozen=True)

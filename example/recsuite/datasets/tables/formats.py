@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import csv
+import functools
 import io
 import json
 import re
@@ -197,11 +198,50 @@ def explained_damage(file: File) -> Iterator[None]:
         ) from error
 
 
+class FilePart(io.RawIOBase):
+    """Part of a local text that grows: its first line if that is a header, and some bytes."""
+
+    def __init__(self, file: File) -> None:
+        assert file.part is not None
+        self._file, (begin, end) = io.FileIO(file.path), file.part
+        header = header_of(file)
+        self._spans = [(0, len(header)), (max(begin, len(header)), end)]
+        self._file.seek(0)
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read the next bytes into a buffer; return their number, 0 at the end."""
+        while self._spans and self._file.tell() >= self._spans[0][1]:
+            del self._spans[0]
+            if self._spans:
+                self._file.seek(self._spans[0][0])
+        if not self._spans:
+            return 0
+        left = self._spans[0][1] - self._file.tell()
+        return self._file.readinto(memoryview(buffer)[:left]) or 0
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        super().close()
+
+
+def header_of(file: File) -> bytes:
+    """Return the first line of a text whose columns it names; b"" for others."""
+    if not file.is_text or file.columns:
+        return b""
+    with Path(file.path).open("rb") as opened_file:
+        return opened_file.readline(HEAD_BYTES)
+
+
 class CountedFile(io.BufferedReader):
     """Bytes of a local or remote file, with the number of those that were read."""
 
-    def __init__(self, path: str) -> None:
-        super().__init__(open_raw(path), BLOCK_BYTES)
+    def __init__(self, file: File) -> None:
+        super().__init__(FilePart(file) if file.part else open_raw(file.path), BLOCK_BYTES)
         self.done = 0
 
     def read(self, size: int | None = -1) -> bytes:
@@ -223,7 +263,7 @@ class TextFile:
     def __init__(self, file: File) -> None:
         self.file, self.closed, self.is_wide = file, False, False
         with explained_damage(file):
-            self._counted = CountedFile(file.path)
+            self._counted = CountedFile(file)
         start = self._counted.peek(8)
         if not start:
             raise UserError(f"Cannot read {file}: it is empty. Fix: write it again, or remove it.")
@@ -325,6 +365,16 @@ class TextReader(FileReader):
     def done(self) -> int:
         """Number of its bytes that were read."""
         return self._text.done
+
+    @functools.cached_property
+    def lines_before(self) -> int:
+        """Number of lines between the header and the part that is read."""
+        if self.file.part is None:
+            return 0
+        header, begin = header_of(self.file), self.file.part[0]
+        with Path(self.file.path).open("rb") as opened_file:
+            blocks = iter(lambda: opened_file.read(min(BLOCK_BYTES, begin - opened_file.tell())), b"")
+            return sum(block.count(b"\n") for block in blocks) - len(header[-1:])
 
     def close(self) -> None:
         """Close the file."""
@@ -496,7 +546,7 @@ class Delimited(TextReader):
             reason += ", and a quote that is not closed"
         # Its line is looked up when a message needs it.
         self._invalid.append(row.number)
-        number = self._line_of(row.number) if not self.bad else row.number
+        number = self._line_of(row.number) + self.lines_before if not self.bad else row.number
         self.bad.append(BadRow(number, row.text[:200].replace(self._delimiter, self._mark), reason))
         return "skip"
 
@@ -508,7 +558,7 @@ class Delimited(TextReader):
             if invalid > row:
                 break
             row += 1
-        return self._line_of(row)
+        return self._line_of(row) + self.lines_before
 
     def _line_of(self, wanted: int) -> int:
         """Return the line on which a row begins, both counted from 1; empty lines are not rows."""

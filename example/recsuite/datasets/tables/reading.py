@@ -9,6 +9,7 @@ newest.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import re
@@ -68,8 +69,12 @@ HOURS, WEEKDAYS = 24, 7
 MOST_OF_MEDIAN = 1_000_000
 
 
-def read_tables(tables: Tables, schema: TableSchema, config: DataConfig) -> RawData:
+def read_tables(
+    tables: Tables, schema: TableSchema, config: DataConfig, parts_folder: Path | None = None
+) -> RawData:
     """Read the tables that a schema describes. Large columns are memory-mapped from unnamed files.
+
+    parts_folder: for what is read of each file; None for one beside the columns, which is kept.
 
     Raises:
         UserError: for a file that cannot be read, a column that is missing, and for bad rows as --bad_rows
@@ -77,7 +82,8 @@ def read_tables(tables: Tables, schema: TableSchema, config: DataConfig) -> RawD
     """
     wanted = wanted_of(schema, columns_of(tables))
     roles = [(role, file, wanted[role]) for role, files in tables.roles.items() for file in files]
-    with kept(tables, config) as folder, unfinished(folder) as reading:
+    home = kept(tables, config) if parts_folder is None else contextlib.nullcontext(parts_folder)
+    with home as folder, unfinished(folder) as reading:
         parts, notes = parts_of(folder, [(file, columns) for _, file, columns in roles], config)
         if tables.ignored:
             name = Path(tables.ignored[0]).name

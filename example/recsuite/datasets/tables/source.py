@@ -83,8 +83,8 @@ class TableSource:
         """Files that `read` reads."""
         return [TableFile(file, self.tables.name_of(file)) for file in self.tables.files]
 
-    def read(self) -> RawData:
-        """Read all files.
+    def read(self, parts_folder: Path | None = None) -> RawData:
+        """Read all files. parts_folder: see `reading.read_tables`.
 
         Raises:
             UserError: when a file is missing, damaged, or has rows that --bad_rows does not accept.
@@ -92,7 +92,7 @@ class TableSource:
         # Imported here: a rank with existing columns does not need Arrow in memory.
         from recsuite.datasets.tables.reading import read_tables
 
-        return read_tables(self.tables, self.table_schema, self.config)
+        return read_tables(self.tables, self.table_schema, self.config, parts_folder)
 
 
 def locate(config: DataConfig, root: Path) -> TableSource:

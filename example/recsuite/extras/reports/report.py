@@ -71,7 +71,10 @@ def write_test(folder: Path, test: Measured, columns: Columns, config: Config) -
 
 
 def digest_of_test(columns: Columns) -> str:
-    """Return a digest of users, items and labels of the test events."""
+    """Return a digest of users, items and labels of the test events; of several ranks, of all events."""
+    # A stream has no test, and its columns are gone when it ends.
+    if columns.is_part or columns.segment is not None:
+        return columns.digest
     events = columns.events("test")
     return digest_of_bytes(*(np.ascontiguousarray(events[name]) for name in (USER, ITEM, "label")))
 

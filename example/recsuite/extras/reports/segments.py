@@ -54,11 +54,11 @@ def segments_of(columns: Columns, split: str, names: Sequence[str]) -> list[Segm
     chosen = []
     for name in names:
         if name == HISTORY_LENGTH:
-            chosen.append(_by_number(name, columns.user_counts()[events[USER]]))
+            chosen.append(_by_number(name, columns.joined(columns.user_counts()[events[USER]])))
         elif name == ITEM_EVENTS:
-            chosen.append(_by_number(name, columns.column("item_counts")[events[ITEM]]))
+            chosen.append(_by_number(name, columns.joined(columns.column("item_counts")[events[ITEM]])))
         elif name in known:
-            rows = rows_of(columns, events, known[name], single)
+            rows = columns.joined(rows_of(columns, events, known[name], single))
             chosen.append(_by_value(name, rows, vocabulary[name], known[name].number == BUCKETS))
         else:
             raise UserError(

@@ -1,0 +1,135 @@
+"""Values that ranks send each other while each of them reads its own partitions.
+
+What is sent has the size of the distinct values of a column, or of the test, not of the events.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from recsuite.datasets.schema import USER, RawData, Schema
+from recsuite.datasets.source import PREPARATION_DEADLINE
+from recsuite.datasets.whole import Whole
+from recsuite.errors import UserError
+from recsuite.ids import ids_of
+from recsuite.runtime.process import RuntimeContext, all_gather_object
+
+# Column with a number for each user, the same on any rank.
+USER_NUMBERS = "user_numbers"
+
+
+class PartitionExchange:
+    """Collectives of the ranks that read partitions. A mistake of one is raised on all, see `together`."""
+
+    def __init__(self, context: RuntimeContext) -> None:
+        self.rank, self.size = context.rank, context.world_size
+        # Number of users of all ranks, once it is known.
+        self.num_users = 0
+        self._is_over = False
+        # A separate group, because data may take longer than a collective of the training.
+        self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=PREPARATION_DEADLINE))
+
+    def gathered(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, by rank."""
+        return self._attempted(lambda: value)
+
+    def _attempted(self, action: Callable[[], Any]) -> list[Any]:
+        try:
+            return all_gather_object(action, self.group)
+        except UserError:
+            self._is_over = True
+            raise
+        except RuntimeError as error:
+            # gloo has no exception type for a timeout.
+            if "timed out" not in str(error).lower():
+                raise
+            raise UserError(
+                f"Rank {self.rank} waited {PREPARATION_DEADLINE:.0f} s for the other ranks to read their "
+                "partitions; start again: what they have read stays."
+            ) from None
+
+    def fail(self, error: UserError) -> None:
+        """Raise a mistake of this rank on all ranks, unless it was one that all ranks have."""
+
+        def refuse() -> None:
+            raise UserError(str(error))
+
+        if not self._is_over:
+            self._attempted(refuse)
+
+    def first(self, value: Any) -> Any:
+        """Return the value of rank 0, on all ranks."""
+        self.gathered(None)
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.group)
+        return values[0]
+
+    def total(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the sum over ranks of numbers, [n], as many on each rank."""
+        self.gathered(None)
+        sums = torch.from_numpy(np.array(numbers))
+        dist.all_reduce(sums, group=self.group)
+        return sums.numpy()
+
+    def swapped(self, numbers: np.ndarray, owners: np.ndarray) -> np.ndarray:
+        """Send each row of numbers, int64 [n, m], to its owner, int [n]; return the rows of this rank."""
+        counts = np.bincount(owners, minlength=self.size)
+        sizes = np.array(self.gathered(counts))[:, self.rank]
+        mine = torch.from_numpy(np.ascontiguousarray(numbers[np.argsort(owners, kind="stable")]))
+        others = torch.empty((int(sizes.sum()), numbers.shape[1]), dtype=torch.int64)
+        dist.all_to_all_single(others, mine, sizes.tolist(), counts.tolist(), group=self.group)
+        return others.numpy()
+
+
+@contextlib.contextmanager
+def together(context: RuntimeContext) -> Iterator[PartitionExchange]:
+    """Yield a `PartitionExchange`; a UserError of any rank in the context is raised on all. Collective."""
+    exchange = PartitionExchange(context)
+    try:
+        yield exchange
+        exchange.gathered(None)
+    except UserError as error:
+        exchange.fail(error)
+        raise
+    finally:
+        dist.destroy_process_group(exchange.group)
+
+
+class WholeOfRanks(Whole):
+    """The events of all ranks, of which those here are a part, see `Whole`."""
+
+    def __init__(self, exchange: PartitionExchange, known: Mapping[str, Any]) -> None:
+        self._exchange, self.known = exchange, known
+        self.is_part = exchange.size > 1
+
+    def total(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the sum over ranks of numbers, [n]."""
+        return self._exchange.total(numbers) if self.is_part else numbers
+
+    def joined(self, values: np.ndarray) -> np.ndarray:
+        """Return the values of all ranks, rank after rank, [n, ...]."""
+        return np.concatenate(self._exchange.gathered(np.array(values))) if self.is_part else values
+
+    def mean(self, values: np.ndarray) -> float:
+        """Return the mean over the values of all ranks."""
+        if not self.is_part:
+            return super().mean(values)
+        total, number = self.total(np.array([values.sum(dtype=np.float64), len(values)]))
+        return float(total / number)
+
+    def num_users(self, raw: RawData) -> int:
+        """Return the number of users of all ranks."""
+        return self._exchange.num_users
+
+    def write_beside(self, folder: Path, raw: RawData, schema: Schema) -> None:
+        """Write a number for each user, the same on any rank."""
+        digests = ids_of(raw.users[schema.column_of(USER)].to_numpy()).view(np.uint64)
+        np.save(folder / f"{USER_NUMBERS}.npy", (digests >> np.uint64(1)).astype(np.int64))

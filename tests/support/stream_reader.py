@@ -1,0 +1,36 @@
+"""StreamReader of a stream in one process, without a training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from recsuite.config.config import Config
+from recsuite.datasets.columns import Columns
+from recsuite.datasets.preparation.recent import RecentEvents
+from recsuite.datasets.preparation.stream_reader import StreamReader
+from recsuite.datasets.source import locate
+from recsuite.datasets.streams import EMPTY_STREAM_STATE, StreamState
+
+
+def sizes(config: Config) -> dict[str, int]:
+    """Size of each file of a data set."""
+    return {file.name: file.size for file in locate(config.data, config.runtime.seed).files}
+
+
+def reader_of(config: Config, state: StreamState = EMPTY_STREAM_STATE) -> StreamReader:
+    """Return a reader of a stream."""
+    return StreamReader(config, state, RecentEvents(config.data.history, keeps_changes=True), "test")
+
+
+def read(segments: StreamReader, config: Config, ends: Mapping[str, int] | None = None) -> Columns:
+    """Return the columns of the next segment, after what the files have now was read."""
+    segments.read(sizes(config) if ends is None else ends)
+    return segments.columns()
+
+
+def append(path: Path, rows: Sequence[tuple[object, ...]]) -> None:
+    """Append events of a user, an item, a label and a time to a CSV file."""
+    header = "" if path.exists() else "user,item,rating,timestamp\n"
+    with path.open("a") as file:
+        file.write(header + "".join(",".join(map(str, row)) + "\n" for row in rows))
