@@ -1,4 +1,4 @@
-"""What ranks merge does not depend on their number, also where they send a draw of their values."""
+"""Values that ranks merge do not depend on the number of ranks, also where each sends a draw of them."""
 
 from __future__ import annotations
 
