@@ -8,7 +8,14 @@ from pathlib import Path
 
 from recsuite.checkpoint.chain import chain_at, chosen_chain
 from recsuite.checkpoint.folder import newest_in
-from recsuite.checkpoint.format import OTHER_CHECKPOINT, STREAM_FILE, VOCABULARY, parsing, read_manifest
+from recsuite.checkpoint.format import (
+    MANIFEST,
+    OTHER_CHECKPOINT,
+    STREAM_FILE,
+    VOCABULARY,
+    parsing,
+    read_manifest,
+)
 from recsuite.config.config import Config
 from recsuite.config.sections import CheckpointConfig
 from recsuite.datasets.loader import BatchLoader, build_dataloader
@@ -65,7 +72,7 @@ def _read(section: CheckpointConfig, trains: bool) -> tuple[StreamState, tuple[P
     is_newest = trains or section.compact
     folder = folder_at(section.save_dir if is_newest else section.folder_to_load)
     # A --resume without a checkpoint begins a new training.
-    if newest_in(folder) is None and not (folder / "manifest.json").is_file():
+    if newest_in(folder) is None and not (folder / MANIFEST).is_file():
         return EMPTY_STREAM_STATE, ()
     chain = chain_at(folder) if is_newest else chosen_chain(folder, section.checkpoint, section.until)
     with explained(f"Cannot read {chain.base}", OTHER_CHECKPOINT):

@@ -1,4 +1,4 @@
-"""StreamReader of a stream: columns of the events that it has not learned, with what it keeps of the others.
+"""Segments of a stream: columns of the events that it has not learned, with what it keeps of the others.
 
 The files are read from where the last reading ended. An event that is learned is not read again: its user
 keeps it in a history, see `recent.RecentEvents`. So a segment costs as much as its events, however many the
@@ -545,7 +545,7 @@ def _with_ids(frame: pandas.DataFrame, column: str, ids: list[Any]) -> tuple[pan
     if len(missing):
         added = [ids[place] for place in missing]
         empty = {
-            name: added if name == column else [_missing_like(values.iloc[0], added[0])] * len(added)
+            name: added if name == column else [_missing_like(values.iloc[0])] * len(added)
             for name, values in frame.items()
         }
         places[missing] = len(frame) + np.arange(len(missing))
@@ -553,7 +553,7 @@ def _with_ids(frame: pandas.DataFrame, column: str, ids: list[Any]) -> tuple[pan
     return frame, places
 
 
-def _missing_like(value: Any, item: Any) -> Any:
+def _missing_like(value: Any) -> Any:
     """Return the missing value of a column with a value."""
     if isinstance(value, list):
         return []
