@@ -199,9 +199,9 @@ def _report_data(columns: Columns, config: Config, context: RuntimeContext) -> N
     if config.stream.stream:
         # With --load there are no windows.
         cut = "" if config.checkpoint.load else f" (--window {config.stream.window})"
-        first = columns.segment.first if columns.segment else 0
+        first, left = (columns.segment.first, columns.segment.num_left) if columns.segment else (0, 0)
         after = f" after {first:,} that are learned" if first else ""
-        sizes = f"a stream of {columns.num_train:,} {schema.labels}{after}{cut}"
+        sizes = f"a stream of {columns.num_train + left:,} {schema.labels}{after}{cut}"
     else:
         sizes = (
             f"{columns.num_train:,} {schema.labels} for training, {columns.num_validation:,} for validation, "

@@ -60,8 +60,8 @@ class Frontier:
     ) -> np.ndarray:
         """Return True for events up to it, bool [n]. file: places in the names, int [n]; row: int [n]."""
         is_same = time == self.time
-        is_before = np.array([name < self.file for name in names], bool)[file] if len(names) else file > 0
-        of_file = np.array([name == self.file for name in names], bool)[file] if len(names) else file > 0
+        is_before = np.array([name < self.file for name in names], bool)[file]
+        of_file = np.array([name == self.file for name in names], bool)[file]
         return (time < self.time) | is_same & (is_before | of_file & (row <= self.row))
 
 
@@ -103,12 +103,12 @@ EMPTY_STREAM_STATE = StreamState()
 class StreamSegment:
     """Part of a stream in columns: the events from position `first` of the stream on.
 
-    is_last: False if more events were read than the columns have. names: of the files, and marks in them.
+    num_left: number of events that were read and come after it. names: of the files, and marks in them.
     position: that of the stream at its begin.
     """
 
     first: int = 0
-    is_last: bool = True
+    num_left: int = 0
     names: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
     position: StreamPosition = StreamPosition()

@@ -76,14 +76,14 @@ class StreamWindows:
         """Return the window under way, or the next one; None if these columns have no other."""
         if stream.is_under_way:
             return self.window_of(stream)
-        first, is_open = self._segment.first, self.following is not None and self._segment.is_last
+        first, is_open = self._segment.first, self.following is not None and not self.has_more
         window = next_window(self._times, stream.end, self._span, is_open, first)
         return None if window is None else Window(window.begin - first, window.end - first)
 
     @property
     def has_more(self) -> bool:
         """True if events after those of the columns were read."""
-        return not self._segment.is_last
+        return self._segment.num_left > 0
 
     def _events_of(self, window: Window) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return users, items and what is predicted of the events of a window, [n] each."""
@@ -173,7 +173,7 @@ class StreamWindows:
         Raises:
             UserError: when what was learned is missing or changed.
         """
-        following = self.following if self._segment.is_last else None
+        following = None if self.has_more else self.following
         ends = None if following is None else dict(broadcast_from_rank0(lambda: following.known))
         try:
             columns = open_segment(self._data.stream_reader, self._context, stream.begin, ends)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation import stream_reader
 from recsuite.datasets.schema import ITEM, USER
 from recsuite.datasets.streams import FilePosition, Frontier, StreamPosition, StreamState
+from recsuite.datasets.tables import parts
+from recsuite.datasets.tables.files import File
 from recsuite.errors import UserError
 from tests.support.batches import lists_of
 from tests.support.stream_reader import append, read, reader_of, sizes
@@ -182,7 +186,8 @@ def test_an_event_of_a_wrong_clock_is_held_back_and_read_when_it_is_not_new_any_
     (note,) = (note for note in columns.notes if "held back" in note)
     assert note == (
         "1 rating is held back until others are as new, as of a wrong clock: rating 21 of a.csv has the time "
-        "2096-10-02T07:06:40, and the newest before it 2020-10-22T12:26:40"
+        "2096-10-02T07:06:40, and the newest before it 2020-10-22T12:26:40; a --resume "
+        "skips 1 over a day ahead of the clock"
     )
     segments.advance(40)
     append(tmp_path / "a.csv", [(1, 1, 1, FIRST + DAY * 40 + second) for second in range(5)])
@@ -206,14 +211,14 @@ def test_segments_end_where_kept_users_are_looked_at_again(
         ends, found = [], []
         while True:
             assert columns.segment is not None
-            ends.append((columns.segment.first + columns.num_train, columns.segment.is_last))
+            ends.append((columns.segment.first + columns.num_train, columns.segment.num_left))
             found += batches_of(columns, config)
-            if columns.segment.is_last:
+            if not columns.segment.num_left:
                 break
             segments.advance(ends[-1][0])
             columns = segments.columns()
         # Windows of 16 events: the first one that reaches a multiple of 50, and so on.
-        assert ends == [(64, False), (112, False), (120, True)]
+        assert ends == [(64, 56), (112, 8), (120, 0)]
         monkeypatch.setattr(stream_reader, "PRUNE_EVERY", 1_000)
         whole = batches_of(read(reader_of(config), config), config)
         monkeypatch.setattr(stream_reader, "PRUNE_EVERY", 50)
@@ -350,3 +355,61 @@ def test_what_is_kept_does_not_depend_on_the_pieces_in_which_it_was_learned(tmp_
     files = [read(reader, config).files for reader in (once, in_pieces)]
     assert files[0] == files[1]
     assert once.ids_of(USER, 60).tolist() == in_pieces.ids_of(USER, 60).tolist()
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [
+        gzip.compress,
+        lambda text: text.decode().encode("utf-16"),
+        lambda text: text.replace(b"\n", b"\r"),
+    ],
+    ids=["gzip without its suffix", "utf-16 with a mark", "carriage returns"],
+)
+def test_a_text_that_cannot_be_cut_is_read_again_and_only_its_new_rows_are_taken(
+    pack: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    config, path, reader = config_of(tmp_path), tmp_path / "a.csv", None
+    new = (1, 2, 3, FIRST + 400)
+    for rows in (rows_of(20), [*rows_of(20), new]):
+        path.unlink(missing_ok=True)
+        append(path, rows)
+        path.write_bytes(pack(path.read_bytes()))
+        reader = reader or reader_of(config)
+        columns = read(reader, config)
+        reader.advance(len(rows))
+    assert columns.column("time").tolist() == [FIRST + 400]
+
+
+def test_bad_rows_are_counted_in_what_was_read_of_a_file_and_not_in_its_end(tmp_path: Path) -> None:
+    config, path = config_of(tmp_path, bad_rows="skip", max_bad_rows=0.1), tmp_path / "a.csv"
+    append(path, rows_of(40))
+    reader = reader_of(config)
+    read(reader, config)
+    reader.advance(40)
+    append(path, [(1, 2, "bad", FIRST + 400), (1, 2, 3, FIRST + 401)])
+    assert read(reader, config).num_train == 1
+
+
+def test_users_and_items_are_parsed_again_only_when_they_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(tmp_path)
+    append(tmp_path / "events.csv", rows_of(40))
+    (tmp_path / "items.csv").write_text("item\n" + "".join(f"{item}\n" for item in range(50)))
+    reader = reader_of(config)
+    read(reader, config)
+    parsed: list[str] = []
+    make = parts.make_part
+
+    def counted(folder: Path, file: File, *rest: Any) -> parts.Part:
+        parsed.append(Path(file.path).name)
+        return make(folder, file, *rest)
+
+    monkeypatch.setattr(parts, "make_part", counted)
+    for second in range(3):
+        append(tmp_path / "events.csv", [(1, 2, 3, FIRST + 400 + second)])
+        assert read(reader, config).num_train == 40 + second + 1
+    assert (parsed.count("items.csv"), parsed.count("events.csv")) == (1, 3)
+    reader.close()
+    assert [path.name for path in (tmp_path / ".columns").iterdir() if "reading" in path.name] == []

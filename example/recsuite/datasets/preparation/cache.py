@@ -36,6 +36,8 @@ def newest_of(cache: Path, name: str) -> Path:
 
 # The split of a stream, in the names of its columns.
 STREAM, VOCABULARY = "stream", "vocabulary.json"
+# Begin of the name of a stream's folder for what it reads.
+READING = "reading-"
 # Subfolder of the folder of the files with the columns.
 COLUMNS = ".columns"
 
@@ -78,14 +80,23 @@ def open_columns(config: Config, launch: str = "") -> Columns:
             with locked(cache / ".lock", f"writing columns to {cache}", DATA_DEADLINE):
                 columns = _with_lock(cache, name, source, (data, seed), launch, read_again)
     number = columns.num_train + columns.num_validation + columns.num_test + columns.num_skipped
+    check_number(source, data, number)
+    return with_history(columns, config)
+
+
+def check_number(source: TableSource, data: DataConfig, number: int) -> None:
+    """Refuse a named data set with another number of events.
+
+    Raises:
+        UserError: with both numbers.
+    """
     expected = NUM_EVENTS.get(data.dataset, number)
-    if number != expected:
+    if number < expected or (number > expected and data.split != STREAM):
         raise UserError(
-            f"{columns.source} holds {number:,} {columns.schema.labels}, but {data.dataset} has "
+            f"{source.folder} holds {number:,} {source.schema.labels}, but {data.dataset} has "
             f"{expected:,}; remove the folder to download it again, or leave --dataset out to read it as it "
             "is."
         )
-    return with_history(columns, config)
 
 
 def cache_of(source: TableSource, data: DataConfig) -> Path:
@@ -279,6 +290,8 @@ def remove_owned(cache: Path, owner: str, used: Path | None = None) -> None:
     for path in cache.glob(f"{STREAM}_{owner}-*"):
         if path != used:
             shutil.rmtree(path, ignore_errors=True)
+    if used is None:
+        shutil.rmtree(cache / f".{READING}{owner}", ignore_errors=True)
 
 
 def digests_of_files(files: Sequence[TableFile]) -> dict[str, str]:

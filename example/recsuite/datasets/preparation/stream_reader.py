@@ -22,22 +22,24 @@ from recsuite.config.config import Config
 from recsuite.datasets.arrays import only, sorted_places
 from recsuite.datasets.columns import Columns, load_columns
 from recsuite.datasets.preparation.cache import (
+    READING,
     STREAM,
     VOCABULARY,
     cache_of,
-    check_stream,
+    check_number,
     remove_owned,
     with_history,
 )
+from recsuite.datasets.preparation.growing_files import GrowingFiles, Growth
+from recsuite.datasets.preparation.joining import joined, restricted, with_histories
 from recsuite.datasets.preparation.reading import read
 from recsuite.datasets.preparation.recent import Entities, RecentEvents
 from recsuite.datasets.preparation.splits import describe_held
-from recsuite.datasets.schema import ITEM, USER, Codes, Events, RawData, Schema, with_columns
-from recsuite.datasets.source import DATA_DEADLINE, locate, with_flags
+from recsuite.datasets.schema import ITEM, USER, RawData, Schema, with_columns
+from recsuite.datasets.source import DATA_DEADLINE
 from recsuite.datasets.streams import (
     PRUNE_EVERY,
     SECONDS_PER_DAY,
-    TAIL_BYTES,
     FilePosition,
     Frontier,
     Mark,
@@ -47,22 +49,17 @@ from recsuite.datasets.streams import (
     num_events_of_wrong_clock,
 )
 from recsuite.errors import UserError, counted
-from recsuite.files import digest_of_part, explained, locked
+from recsuite.files import explained, locked
 from recsuite.ids import ids_of
 
 if TYPE_CHECKING:
-    import pandas
-
-    from recsuite.datasets.tables.files import File
     from recsuite.datasets.tables.source import TableSource
 
 # Marks of a file that are kept: with fewer, more is read again after a resume.
 MOST_MARKS = 16
 # Users out of a fixed vocabulary that are kept.
 MOST_UNKNOWN = 2**16
-# Bytes in which the last line end is searched.
-AT_ONCE = 2**20
-# Position of an event that is not in a segment.
+# Position of an event that is held back.
 NEVER = 2**53
 
 
@@ -71,14 +68,16 @@ class _Unlearned:
     """Events that were read and are not learned.
 
     raw: the events, by file and row; file: place of each in the names, int32; row: its row there, int64;
-    order: their places in the order of time, int32, without those held back; begin: number of places of it
-    that are learned.
+    order: their places in the order of time, int32, without those held back. after: by the file and the rows
+    of a mark, the number of events of the order after which all before it is learned. begin: number of events
+    of the order that are learned.
     """
 
     raw: RawData
     file: np.ndarray
     row: np.ndarray
     order: np.ndarray
+    after: dict[tuple[str, int], int]
     begin: int = 0
 
 
@@ -101,6 +100,7 @@ class StreamReader:
         self._marks = {name: [position] for name, position in state.position.files.items()}
         # Number of rows of each file that were ever read: later ones may be late.
         self._seen = {name: position.read for name, position in state.position.files.items()}
+        self._files = GrowingFiles(config)
         self._source: TableSource | None = None
         # Attributes before the last reading.
         self._before: dict[str, Any] = {}
@@ -118,108 +118,46 @@ class StreamReader:
             UserError: when it cannot be read, or files changed before where they were read up to. Nothing is
                 changed then.
         """
-        source = with_flags(locate(self._data, self._config.runtime.seed), self._config.tables, self._data)
-        self._source = source
-        check_stream(source, self._config)
-        parts, begins, marks = self._parts(source, ends)
+        self._source = source = self._files.source()
         names = [source.tables.name_of(file) for file in source.tables.events]
-        if not parts and self._events is None:
-            # All is learned. The features of users and items are those of any file with rows, whose rows are
-            # old: it gets no mark.
-            part = next((file for file in source.tables.events if self._has_rows(source, file)), None)
-            parts, begins = [part or source.tables.events[-1]], dict.fromkeys(names, 0)
-        if not parts:
+        gone = self._marks.keys() - set(names)
+        for name in sorted(gone):
+            if left := self._seen[name] - self._marks[name][0].rows:
+                raise UserError(
+                    f"{source.folder / name} is gone, and {left:,} of its rows may not be learned. Fix: put "
+                    "it back, or train anew without --resume."
+                )
+        is_first = not self._marks
+        growth = self._files.growth(source, ends, {name: marks[-1] for name, marks in self._marks.items()})
+        if not growth and self._events is not None:
             return
-        cache, is_first = cache_of(source, self._data), not self._marks
+        # If all is learned: the features of users and items are those of any file, whose rows are old.
+        parts = [part.file for part in growth.values()] or [self._files.some_rows(source, self._seen)]
+        cache = cache_of(source, self._data)
         advice = "give --cache_dir a folder with space that can be written"
         with explained(f"Cannot write the columns of {source.folder} to {cache}", advice):
-            cache.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".reading-", dir=cache) as folder:
-                # Only a first reading may be repeated by another training.
-                kept = None if is_first else Path(folder)
-                tables = dataclasses.replace(source.tables, events=tuple(parts))
-                raw = read(dataclasses.replace(source, tables=tables), self._data, cache, kept)
-        self._add(raw, source.schema, names, begins, marks)
-
-    def _parts(
-        self, source: TableSource, ends: Mapping[str, int]
-    ) -> tuple[list[File], dict[str, int], dict[str, FilePosition]]:
-        """Return the parts of files to read, the number of rows before each, and its end."""
-        # Imported here: a rank that reads no files needs no Arrow.
-        from recsuite.datasets.tables.formats import header_of
-
-        parts: list[File] = []
-        begins: dict[str, int] = {}
-        marks: dict[str, FilePosition] = {}
-        files = {source.tables.name_of(file): file for file in source.tables.events}
-        for name, before in self._marks.items():
-            if name not in files and before[0].rows < self._seen[name]:
-                raise UserError(
-                    f"{source.folder / name} is gone, and {self._seen[name] - before[0].rows:,} of its rows "
-                    "may not be learned. Fix: put it back, or train anew without --resume."
-                )
-        for name, file in files.items():
-            known, end = self._marks.get(name, [FilePosition()])[-1], ends.get(name, 0)
-            # A server may not tell the size.
-            end = max(end, 0)
-            if file.has_byte_lines:
-                end = self._whole_lines(file, known.bytes, end)
-            if end == known.bytes or end <= len(header_of(file) if file.has_byte_lines else b""):
-                continue
-            if not file.has_byte_lines:
-                parts.append(file)
-                begins[name], marks[name] = 0, FilePosition(bytes=end)
-                continue
-            size = min(file.size, end)
-            if size < max(end, known.bytes) or (known.bytes and known.tail != _tail_of(file, known.bytes)):
-                raise UserError(
-                    f"The first {known.bytes or end:,} bytes of {file}, which has {size:,}, are not those "
-                    "that this stream has learned from: a stream continues with new files and with what is "
-                    "added at the end of files. Fix: put the file back as it was, or train anew without "
-                    "--resume."
-                )
-            is_whole = known.bytes == 0 and end == file.size
-            parts.append(file if is_whole else dataclasses.replace(file, part=(known.bytes, end)))
-            begins[name], marks[name] = known.rows, FilePosition(bytes=end, tail=_tail_of(file, end))
-        return parts, begins, marks
-
-    def _has_rows(self, source: TableSource, file: File) -> bool:
-        return self._seen.get(source.tables.name_of(file), 0) > 0
-
-    def _whole_lines(self, file: File, begin: int, end: int) -> int:
-        """Return the end of the lines to read of a text; refuse a line that goes on where one was read.
-
-        The last line of data that are followed is read when its end has come.
-        """
-        if end <= begin:
-            return end
-        with Path(file.path).open("rb") as opened:
-            opened.seek(max(0, begin - 1))
-            start = opened.read(2 if begin else 0)
-            if len(start) == 2 and start[:1] != b"\n" and start[1:] not in (b"\n", b"\r"):
-                raise UserError(
-                    f"A line of {file} that was read without its end goes on at byte {begin:,}. Fix: end the "
-                    "file there with a line end and write the whole line again, or train anew."
-                )
-            if not self._config.stream.follow_data:
-                return end
-            for first in range(max(begin, end - AT_ONCE), begin - 1, -AT_ONCE):
-                opened.seek(first)
-                place = opened.read(min(AT_ONCE, end - first)).rfind(b"\n")
-                if place >= 0:
-                    return first + place + 1
-        return begin
+            # Only a first reading may be repeated by another training.
+            kept = None if is_first else cache / f".{READING}{self._owner}"
+            (kept or cache).mkdir(parents=True, exist_ok=True)
+            tables = dataclasses.replace(source.tables, events=tuple(parts))
+            raw = read(dataclasses.replace(source, tables=tables), self._data, cache, kept)
+        if is_first:
+            check_number(source, self._data, len(raw.events.time) + raw.num_skipped)
+        self._add(raw, source.schema, names, growth)
+        for name in gone:
+            # A stream may have new files for ever.
+            del self._marks[name], self._seen[name]
 
     def _add(
         self,
         raw: RawData,
         schema: Schema,
         names: list[str],
-        begins: Mapping[str, int],
-        marks: Mapping[str, FilePosition],
+        growth: Mapping[str, Growth],
     ) -> None:
         """Add the events of a reading to the unlearned ones, without late ones."""
         counts, place = raw.events_per_file, {name: number for number, name in enumerate(names)}
+        begins = {name: growth[name].rows if name in growth else 0 for name in counts}
         file = np.repeat([place[name] for name in counts], [*counts.values()]).astype(np.int32)
         row = np.concatenate([begins[name] + np.arange(number) for name, number in counts.items()])
         # A file that is not read in parts was read again from its begin.
@@ -245,13 +183,13 @@ class StreamReader:
         raw = dataclasses.replace(raw if is_left.all() else only(raw, is_left), num_skipped=num_skipped)
         if self._events is not None:
             held = self._events
-            mask = np.ones(len(held.row), bool)
-            mask[held.order[: held.begin]] = False
-            # Other files may have come between.
+            # Other files may have come between, and those of which all is learned may be gone.
             moved = np.array([place.get(name, -1) for name in self._names], np.int32)
+            mask = moved[held.file] >= 0
+            mask[held.order[: held.begin]] = False
             file = np.concatenate([moved[held.file[mask]], file])
             row = np.concatenate([held.row[mask], row])
-            raw = _joined(_only(held.raw, mask), raw, schema)
+            raw = joined(restricted(held.raw, np.flatnonzero(mask)), raw, schema)
             order = np.lexsort((row, file))
             file, row = file[order], row[order]
             raw = dataclasses.replace(raw, events=with_columns(raw.events, lambda column: column[order]))
@@ -259,12 +197,13 @@ class StreamReader:
         # Only now, when the reading cannot fail any more.
         self._before = {name: getattr(self, name) for name in ("_events", "_names", "_notes", "position")}
         self._before |= {name: {**getattr(self, name)} for name in ("_marks", "_seen")}
-        for name, end in marks.items():
-            rows = begins[name] + counts[name]
-            mark = dataclasses.replace(end, rows=rows, read=rows)
+        for name, part in growth.items():
+            rows = part.rows + counts[name]
+            mark = dataclasses.replace(part.end, rows=rows, read=rows)
             self._marks[name] = _thinned([*self._marks.get(name, [FilePosition()]), mark])
             self._seen[name] = max(rows, self._seen.get(name, 0))
-        self._events, self._names, self._notes = _Unlearned(raw, file, row, order), names, notes
+        after = self._learned_after(names, file, row, raw.events.time, order)
+        self._events, self._names, self._notes = _Unlearned(raw, file, row, order, after), names, notes
         self.position = dataclasses.replace(self.position, num_late=self.position.num_late + num_late)
 
     def _order_of(
@@ -286,10 +225,34 @@ class StreamReader:
         if held:
             first = order[-held]
             before = int(times[-held - 1]) if held < len(times) else learned
+            said = describe_held(
+                schema, held, (names[file[first]], int(row[first])), int(times[-held]), before
+            )
+            ahead = int(np.count_nonzero(times[-held:] > time.time() + SECONDS_PER_DAY))
             notes.append(
-                describe_held(schema, held, (names[file[first]], int(row[first])), int(times[-held]), before)
+                f"{said}; a --resume skips {ahead:,} over a day ahead of the clock" if ahead else said
             )
         return order[: len(order) - held]
+
+    def _learned_after(
+        self, names: list[str], file: np.ndarray, row: np.ndarray, times: np.ndarray, order: np.ndarray
+    ) -> dict[tuple[str, int], int]:
+        """Return after how many events of the order all before a mark is learned, by its file and rows.
+
+        The events are those of `_Unlearned`.
+        """
+        rank = np.full(len(row), NEVER)
+        # An event of the future would have its file read again from there after each resume, for years.
+        rank[times > time.time() + SECONDS_PER_DAY] = 0
+        rank[order] = 1 + np.arange(len(order))
+        begins = np.searchsorted(file, np.arange(len(names) + 1))
+        after = {}
+        for name, begin, end in zip(names, begins[:-1], begins[1:], strict=True):
+            highest = np.maximum.accumulate(rank[begin:end])
+            for mark in self._marks.get(name, ()):
+                number = int(np.searchsorted(row[begin:end], mark.rows))
+                after[name, mark.rows] = int(highest[number - 1]) if number else 0
+        return after
 
     # --- columns ---
 
@@ -324,14 +287,15 @@ class StreamReader:
                 f"A stream requires {source.schema.labels}, and there are none; give files that hold some."
             )
         cache = cache_of(source, self._data)
-        order, is_last = self._next_order(events)
-        if not self._vocabulary and not is_last:
+        order, num_left = self._next_order(events)
+        if not self._vocabulary and num_left:
             self._vocabulary = self._whole_vocabulary(events, source.schema, cache)
         raw, of_raw = events.raw, order
-        if self._first or not is_last:
-            raw, of_raw = _restricted(events.raw, order, source.schema, self.recent), np.arange(len(order))
+        if self._first or num_left:
+            raw, of_raw = restricted(events.raw, order), np.arange(len(order))
+            raw = with_histories(raw, source.schema, self.recent)
         segment = StreamSegment(
-            self._first, is_last, tuple(self._names), self._marks_of(events, order), self.position
+            self._first, num_left, tuple(self._names), self._marks_of(events), self.position
         )
         # Imported here: a rank that does not make columns needs no compiler of loops.
         from recsuite.datasets.preparation.making import StreamPart, make_columns
@@ -361,42 +325,35 @@ class StreamReader:
         self._vocabulary = self._vocabulary or (folder / VOCABULARY).read_text()
         return with_history(columns, self._config)
 
-    def _next_order(self, events: _Unlearned) -> tuple[np.ndarray, bool]:
-        """Return the places of the next segment's events, and True if no others were read."""
+    def _next_order(self, events: _Unlearned) -> tuple[np.ndarray, int]:
+        """Return the places of the next segment's events, and the number of events after them."""
         order = events.order[events.begin :]
         if not self._trains:
-            return order, True
+            return order, 0
         # Where the kept users are looked at again: the same place however the events came.
         most = PRUNE_EVERY - self._first % PRUNE_EVERY
         if len(order) <= most:
-            return order, True
+            return order, 0
         times = events.raw.events.time[order]
         end = end_of_window(times, self._first + most - 1, self._span, self._first) - self._first
-        return (order[:end], False) if end < len(order) else (order, True)
+        return order[:end], max(0, len(order) - end)
 
     def _whole_vocabulary(self, events: _Unlearned, schema: Schema, cache: Path) -> str:
         """Return the vocabulary of all events that the first reading found."""
         from recsuite.datasets.preparation.making import vocabulary_of
 
-        with tempfile.TemporaryDirectory(prefix=".vocabulary-", dir=cache) as folder:
-            return vocabulary_of(Path(folder), events.raw, events.order, schema)
+        folder = cache / f".{READING}{self._owner}"
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            return vocabulary_of(Path(temporary), events.raw, events.order, schema)
 
-    def _marks_of(self, events: _Unlearned, order: np.ndarray) -> tuple[Mark, ...]:
+    def _marks_of(self, events: _Unlearned) -> tuple[Mark, ...]:
         """Return the marks of all files, each with the position up to which all before it is learned."""
-        learned_at = np.full(len(events.row), NEVER)
-        # An event of the future would have its file read again from there after each resume, for years.
-        learned_at[events.raw.events.time > time.time() + SECONDS_PER_DAY] = self._first
-        learned_at[events.order[events.begin :]] = NEVER
-        learned_at[events.order[: events.begin]] = self._first
-        learned_at[order] = self._first + 1 + np.arange(len(order))
-        marks = []
-        for place, name in enumerate(self._names):
-            of_file = events.file == place
-            rows, positions = events.row[of_file], learned_at[of_file]
-            for mark in self._marks.get(name, ()):
-                before = positions[rows < mark.rows]
-                marks.append(Mark(name, mark, int(before.max(initial=self._first))))
-        return tuple(marks)
+        return tuple(
+            Mark(name, mark, min(NEVER, self._first + max(0, events.after[name, mark.rows] - events.begin)))
+            for name in self._names
+            for mark in self._marks.get(name, ())
+        )
 
     def arrays(self, position: int, is_delta: bool) -> dict[str, np.ndarray]:
         """Return what the stream keeps at a position, see `RecentEvents.arrays`."""
@@ -469,12 +426,9 @@ class StreamReader:
         """Remove the marks of each file before the newest one up to which everything is learned."""
         events = self._events
         assert events is not None
-        is_left = np.ones(len(events.row), bool)
-        is_left[events.order[: events.begin]] = False
-        for place, name in enumerate(self._names):
-            rows = events.row[is_left & (events.file == place)]
+        for name in self._names:
             marks = self._marks.get(name, [])
-            learned = [mark for mark in marks if not len(rows) or mark.rows <= rows.min()]
+            learned = [mark for mark in marks if events.after[name, mark.rows] <= events.begin]
             if learned:
                 self._marks[name] = marks[marks.index(learned[-1]) :]
 
@@ -484,161 +438,6 @@ def _ids_of(raw: RawData, schema: Schema) -> tuple[np.ndarray, np.ndarray]:
     return raw.users[schema.column_of(USER)].to_numpy(), raw.items[schema.column_of(ITEM)].to_numpy()
 
 
-def _tail_of(file: File, end: int) -> str:
-    """Return the digest of the bytes of a file before a position."""
-    return digest_of_part(Path(file.path), max(0, end - TAIL_BYTES), end)
-
-
 def _thinned(marks: list[FilePosition]) -> list[FilePosition]:
     """Return the marks of a file, every second one if they are too many; the first and the last stay."""
     return marks if len(marks) <= MOST_MARKS else [*marks[:-1:2], marks[-1]]
-
-
-def _only(raw: RawData, mask: np.ndarray) -> RawData:
-    """Return the data with the marked events, and the users and items of these alone."""
-    return _restricted(raw, np.flatnonzero(mask), None, None)
-
-
-def _restricted(
-    raw: RawData, order: np.ndarray, schema: Schema | None, recent: RecentEvents | None
-) -> RawData:
-    """Return the data with some events, in their order, and the users and items of these alone.
-
-    recent: adds the histories of the users as the context, and their items; schema: of the data then.
-    """
-    events = with_columns(raw.events, lambda column: column[order])
-    frames = []
-    for name, frame in ((USER, raw.users), (ITEM, raw.items)):
-        used, positions = np.unique(getattr(events, name), return_inverse=True)
-        # A table of nothing has no longest list.
-        used = used if len(used) or not len(frame) else np.zeros(1, np.int64)
-        frames.append(frame.iloc[used].reset_index(drop=True))
-        setattr(events, name, positions.astype(np.int32))
-    users, items = frames
-    context = None
-    if recent is not None and schema is not None and recent.number:
-        slots = recent.users.find(users[schema.column_of(USER)].tolist())
-        known = np.flatnonzero(slots >= 0)
-        owner, item, label, times = recent.lists.of(slots[known])
-        distinct, positions = np.unique(item, return_inverse=True)
-        ids = [recent.items.ids[slot] for slot in distinct]
-        # In the order of their ids, which is the same on any machine.
-        by_id = sorted(range(len(ids)), key=ids.__getitem__)
-        items, place = _with_ids(items, schema.column_of(ITEM), [ids[number] for number in by_id])
-        place = place[np.argsort(by_id)] if ids else place
-        context = Events(
-            known[owner].astype(np.int32), place[positions].astype(np.int32), label.astype(np.float32), times
-        )
-    return dataclasses.replace(raw, events=events, users=users, items=items, context=context)
-
-
-def _with_ids(frame: pandas.DataFrame, column: str, ids: list[Any]) -> tuple[pandas.DataFrame, np.ndarray]:
-    """Return a frame of items with rows for some ids too, and the positions of these, int64 [n].
-
-    Rows that are added have no features: batches have only the ids of items of histories.
-    """
-    import pandas
-
-    index = pandas.Index(frame[column])
-    places = index.get_indexer(pandas.Index(ids, dtype=index.dtype)) if ids else np.zeros(0, np.int64)
-    missing = np.flatnonzero(places < 0)
-    if len(missing):
-        added = [ids[place] for place in missing]
-        empty = {
-            name: added if name == column else [_missing_like(values.iloc[0])] * len(added)
-            for name, values in frame.items()
-        }
-        places[missing] = len(frame) + np.arange(len(missing))
-        frame = pandas.concat([frame, pandas.DataFrame(empty)], ignore_index=True)
-    return frame, places
-
-
-def _missing_like(value: Any) -> Any:
-    """Return the missing value of a column with a value."""
-    if isinstance(value, list):
-        return []
-    if isinstance(value, np.ndarray):
-        return np.full_like(value, np.nan)
-    return None
-
-
-def _joined(first: RawData, second: RawData, schema: Schema) -> RawData:
-    """Return the events of two readings, the first ones first; the features are those of the second."""
-    frames, moved = [], []
-    for name in (USER, ITEM):
-        frame, positions = _joined_frames(
-            getattr(first, f"{name}s"), getattr(second, f"{name}s"), schema.column_of(name)
-        )
-        frames.append(frame)
-        moved.append(positions)
-    before, after = first.events, second.events
-    number = len(before.user), len(after.user)
-    joined = Events(
-        np.concatenate([moved[0][before.user], after.user]).astype(np.int32),
-        np.concatenate([moved[1][before.item], after.item]).astype(np.int32),
-        np.concatenate([before.label, after.label]),
-        np.concatenate([before.time, after.time]),
-        _joined_numbers(before.weight, after.weight, number),
-        {
-            name: _joined_features(before.features.get(name), after.features.get(name), number)
-            for name in {**before.features, **after.features}
-        },
-        {
-            name: _joined_numbers(before.more_labels.get(name), after.more_labels.get(name), number)
-            for name in {**before.more_labels, **after.more_labels}
-        },
-        {
-            name: _joined_numbers(before.more_weights.get(name), after.more_weights.get(name), number)
-            for name in {**before.more_weights, **after.more_weights}
-        },
-    )
-    counts = {**first.events_per_file}
-    for name, count in second.events_per_file.items():
-        counts[name] = counts.get(name, 0) + count
-    return dataclasses.replace(
-        second, events=joined, users=frames[0], items=frames[1], events_per_file=counts
-    )
-
-
-def _joined_frames(
-    first: pandas.DataFrame, second: pandas.DataFrame, column: str
-) -> tuple[pandas.DataFrame, np.ndarray]:
-    """Return the rows of both frames, and the positions in it of the rows of the first, int64."""
-    import pandas
-
-    positions = pandas.Index(second[column]).get_indexer(pandas.Index(first[column]))
-    missing = np.flatnonzero(positions < 0)
-    positions[missing] = len(second) + np.arange(len(missing))
-    if not len(missing):
-        return second, positions
-    return pandas.concat([second, first.iloc[missing]], ignore_index=True), positions
-
-
-def _joined_features(first: Any, second: Any, number: tuple[int, int]) -> Any:
-    """Return a feature of the events of two readings; it is missing in a reading without it."""
-    some = second if first is None else first
-    if not isinstance(some, Codes):
-        return _joined_numbers(first, second, number)
-    before, after = (
-        Codes(np.full(size, -1, np.int32), []) if codes is None else codes
-        for codes, size in zip((first, second), number, strict=True)
-    )
-    values = sorted({*before.values, *after.values})
-    place = {value: code for code, value in enumerate(values)}
-    moved = [
-        # The last entry is that of code -1.
-        np.array([*(place[value] for value in codes.values), -1], np.int32)[codes.codes]
-        for codes in (before, after)
-    ]
-    return Codes(np.concatenate(moved), values)
-
-
-def _joined_numbers(first: Any, second: Any, number: tuple[int, int]) -> Any:
-    if first is None and second is None:
-        return None
-    return np.concatenate(
-        [
-            np.full(size, np.nan, np.float32) if column is None else column
-            for column, size in zip((first, second), number, strict=True)
-        ]
-    )

@@ -54,7 +54,8 @@ class File:
     path: as it is opened. format: csv, tsv, jsonl, parquet or arrow. compression: gzip, zstd or empty, by the
     name. size: in bytes, -1 if a server does not report it. partitions: (column, value) of its folders.
     encoding, delimiter: of text. columns: their names, if the text has no header. part: (begin, end) of the
-    bytes that are read of a text that grows, besides its header; None for all.
+    bytes that are read of a text that grows, besides its header; None for all. rows_before: number of rows
+    before the part.
     """
 
     # Never shown: an address may hold a password.
@@ -68,6 +69,7 @@ class File:
     columns: tuple[str, ...] = ()
     # Not in the name of its rows on the disk, which has a digest of the bytes.
     part: tuple[int, int] | None = field(default=None, repr=False)
+    rows_before: int = field(default=0, repr=False)
 
     def __str__(self) -> str:
         return self.name
@@ -86,12 +88,6 @@ class File:
     def is_of_lines(self) -> bool:
         """True if it is a text that can grow by lines."""
         return not self.compression and self.format in ("csv", "tsv", "jsonl")
-
-    @property
-    def has_byte_lines(self) -> bool:
-        """True if it is a text of this machine whose parts can be read: a byte of a line end is one."""
-        is_wide = self.encoding.lower().startswith("utf-16")
-        return self.is_of_lines and not is_remote(self.path) and not is_wide
 
     # Cached: a run needs it twice, and it reads all bytes.
     @functools.cached_property

@@ -229,6 +229,16 @@ class FilePart(io.RawIOBase):
         super().close()
 
 
+def can_be_cut(file: File) -> bool:
+    """Return True for a text of this machine whose line ends are a byte, so that a part of it can be read."""
+    if not file.is_of_lines or is_remote(file.path) or file.encoding.lower().startswith("utf-16"):
+        return False
+    with Path(file.path).open("rb") as opened_file:
+        start = opened_file.read(BLOCK_BYTES)
+    # Its name need not tell that it is packed, or of another encoding.
+    return not start.startswith((*PACKED, *UTF16)) and (b"\n" in start or b"\r" not in start)
+
+
 def header_of(file: File) -> bytes:
     """Return the first line of a text whose columns it names; b"" for others."""
     if not file.is_text or file.columns:

@@ -558,4 +558,6 @@ def _accepted(part: Part, config: DataConfig) -> list[str]:
     """Return notes on the bad rows of a file, if there are no more than are allowed."""
     if config.bad_rows != "skip":
         part.faults.refuse(part.file)
-    return part.faults.accepted(part.file, part.num_rows + part.faults.number, config.max_bad_rows)
+    # Of a text that grows, one of few new rows may be bad.
+    num_rows = part.file.rows_before + part.num_rows + part.faults.number
+    return part.faults.accepted(part.file, num_rows, config.max_bad_rows)

@@ -1,0 +1,125 @@
+"""Growth of the files of a stream: the parts of them that were not read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from recsuite.config.config import Config
+from recsuite.datasets.preparation.cache import check_stream
+from recsuite.datasets.source import locate, with_flags
+from recsuite.datasets.streams import TAIL_BYTES, FilePosition
+from recsuite.errors import UserError
+from recsuite.files import digest_of_part
+
+if TYPE_CHECKING:
+    from recsuite.datasets.tables.files import File
+    from recsuite.datasets.tables.source import TableSource
+
+# Bytes in which the last line end is searched.
+AT_ONCE = 2**20
+
+
+class Growth(NamedTuple):
+    """Part of a file to read. rows: number of rows before it; end: position after it, without its rows."""
+
+    file: File
+    rows: int
+    end: FilePosition
+
+
+class GrowingFiles:
+    """Files of a stream, which grow at their ends and become more. Not collective."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def source(self) -> TableSource:
+        """Return the data set, with all its files.
+
+        Raises:
+            UserError: when there is none, or it is no stream.
+        """
+        data = self._config.data
+        source = with_flags(locate(data, self._config.runtime.seed), self._config.tables, data)
+        check_stream(source, self._config)
+        return source
+
+    def growth(
+        self, source: TableSource, ends: Mapping[str, int], known: Mapping[str, FilePosition]
+    ) -> dict[str, Growth]:
+        """Return what is to be read, by the name of the file.
+
+        ends: sizes of the files, in bytes, up to which they are read; known: positions up to which they were.
+
+        Raises:
+            UserError: when a file changed before where it was read up to.
+        """
+        growth = {}
+        for file in source.tables.events:
+            name = source.tables.name_of(file)
+            # A server may not tell the size.
+            part = self._part(file, known.get(name, FilePosition()), max(ends.get(name, 0), 0))
+            if part is not None:
+                growth[name] = part
+        return growth
+
+    def some_rows(self, source: TableSource, seen: Mapping[str, int]) -> File:
+        """Return a file with rows that were read, or any. seen: number of rows of each that were read."""
+        files = source.tables.events
+        read = (file for file in files if seen.get(source.tables.name_of(file)))
+        return next(read, files[-1])
+
+    def _part(self, file: File, known: FilePosition, end: int) -> Growth | None:
+        # Imported here: a rank that reads no files needs no Arrow.
+        from recsuite.datasets.tables.formats import can_be_cut, header_of
+
+        if end == known.bytes or not end:
+            return None
+        if not can_be_cut(file):
+            # Read again from its begin, because only its rows can be counted.
+            return Growth(file, 0, FilePosition(bytes=end))
+        end = self._whole_lines(file, known.bytes, end)
+        if end == known.bytes or end <= len(header_of(file)):
+            return None
+        size = min(file.size, end)
+        if size < max(end, known.bytes) or (known.bytes and known.tail != _tail_of(file, known.bytes)):
+            raise UserError(
+                f"The first {known.bytes or end:,} bytes of {file}, which has {size:,}, are not those that "
+                "this stream has learned from: a stream continues with new files and with what is added at "
+                "the end of files. Fix: put the file back as it was, or train anew without --resume."
+            )
+        if known.bytes or end != file.size:
+            file = dataclasses.replace(file, part=(known.bytes, end), rows_before=known.rows)
+        return Growth(file, known.rows, FilePosition(bytes=end, tail=_tail_of(file, end)))
+
+    def _whole_lines(self, file: File, begin: int, end: int) -> int:
+        """Return the end of the lines to read of a text; refuse a line that goes on where one was read.
+
+        The last line of data that are followed is read when its end has come.
+        """
+        if end <= begin:
+            return end
+        with Path(file.path).open("rb") as opened:
+            opened.seek(max(0, begin - 1))
+            start = opened.read(2 if begin else 0)
+            if len(start) == 2 and start[:1] != b"\n" and start[1:] not in (b"\n", b"\r"):
+                raise UserError(
+                    f"A line of {file} that was read without its end goes on at byte {begin:,}. Fix: end the "
+                    "file there with a line end and write the whole line again, or train anew."
+                )
+            if not self._config.stream.follow_data:
+                return end
+            for first in range(max(begin, end - AT_ONCE), begin - 1, -AT_ONCE):
+                opened.seek(first)
+                place = opened.read(min(AT_ONCE, end - first)).rfind(b"\n")
+                if place >= 0:
+                    return first + place + 1
+        return begin
+
+
+def _tail_of(file: File, end: int) -> str:
+    """Return the digest of the bytes of a file before a position."""
+    return digest_of_part(Path(file.path), max(0, end - TAIL_BYTES), end)
