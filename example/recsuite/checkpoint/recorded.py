@@ -102,6 +102,11 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
     if before is None:
         return config
     folder, recorded = before[0], _with_global_batch(before[0], checked_flags(*before))
+    if (topic := _topic_in(before[1])) and not config.stream.topic:
+        raise UserError(
+            f"{folder} has learned from the messages of {printable(topic)}. Fix: give --stream "
+            f"{printable(topic)}, or another address of this topic."
+        )
     data = (*(name for name in DATA_FLAGS if name not in TOLERANCES), *NAME_FLAGS[1:], *extra_data_flags())
     # The progress of a resume is a position in the order of the ratings, so the data are fixed too.
     fixed = (*MODEL_FLAGS, *data) if config.checkpoint.resume else MODEL_FLAGS
@@ -174,6 +179,13 @@ def checked_flags(folder: Path, recorded: dict[str, Any]) -> dict[str, Any]:
     return {name: _plain(bool(value) if name == "stream" else value) for name, value in flags.items()}
 
 
+def _topic_in(recorded: dict[str, Any]) -> str:
+    """Return the address of the topic of a stream in flags by section; empty for a stream of files."""
+    section = recorded.get("stream")
+    topic = section.get("stream") if isinstance(section, dict) else section
+    return topic if isinstance(topic, str) else ""
+
+
 def _say_differences(folder: Path, names: Collection[str], recorded: dict[str, Any]) -> None:
     """Print the flags that another version of the program wrote or did not write."""
     strange = recorded.keys() - flag_names().keys()
@@ -214,7 +226,7 @@ def _refuse_others(
     folder: Path, names: Collection[str], recorded: dict[str, Any], config: Config, given: Collection[str]
 ) -> None:
     for name in names:
-        # A topic and its copy in files are the same data.
+        # Another address may be of the same topic.
         value = bool(config.flags[name]) if name == "stream" else config.flags[name]
         if name in given and name in recorded and _plain(recorded[name]) != value:
             raise UserError(

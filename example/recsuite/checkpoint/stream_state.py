@@ -21,6 +21,7 @@ from recsuite.config.sections import CheckpointConfig
 from recsuite.datasets.loader import BatchLoader, build_dataloader
 from recsuite.datasets.opening import Data, open_data
 from recsuite.datasets.preparation.cache import owner_of
+from recsuite.datasets.preparation.growing_files import StreamFiles
 from recsuite.datasets.preparation.recent import RecentEvents
 from recsuite.datasets.preparation.stream_reader import StreamReader
 from recsuite.datasets.streams import EMPTY_STREAM_STATE, StreamState
@@ -44,11 +45,11 @@ def reopen_data(
     Raises:
         UserError: as `open_data`, and when a checkpoint that is needed cannot be read.
     """
-    with open_data(config, context, lambda: _reader(config, context, trains), build) as data:
+    with open_data(config, context, lambda files: _reader(config, files, context, trains), build) as data:
         yield data
 
 
-def _reader(config: Config, context: RuntimeContext, trains: bool) -> StreamReader | None:
+def _reader(config: Config, files: StreamFiles, context: RuntimeContext, trains: bool) -> StreamReader | None:
     """Return the reader of a stream on the first rank of each machine. Collective: every rank."""
     section, state, folders = config.checkpoint, EMPTY_STREAM_STATE, ()
     if section.resume or not trains:
@@ -62,7 +63,7 @@ def _reader(config: Config, context: RuntimeContext, trains: bool) -> StreamRead
     recent = RecentEvents(config.data.history, keeps_changes=trains and section.inc_dump)
     if context.local_rank == 0:
         # Machines may share the folder of the columns.
-        made = StreamReader(config, state, recent, owner_of(f"{name} {context.rank}"), trains)
+        made = StreamReader(config, files, state, recent, owner_of(f"{name} {context.rank}"), trains)
     raise_on_all(lambda: _restore(recent, folders) if context.local_rank == 0 else None)
     return made if context.local_rank == 0 else None
 

@@ -293,8 +293,8 @@ class Config:
             )
         require(
             not self.stream.topic or (not data.dataset and isdir(data.data_path)),
-            "--stream kafka:// requires --data_path, a folder of this machine for a copy of the messages and "
-            "for schema.toml",
+            "--stream kafka:// requires --data_path, a folder of this machine for schema.toml and for the "
+            "tables of users and items",
         )
         require(
             not model.ranks or self.optimizer.l2 == 0,

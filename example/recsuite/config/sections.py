@@ -750,6 +750,12 @@ class StreamConfig(Section):
         "At the end of the data, wait for files to grow and for new files, until the process is ended.",
         requires=("stream", True),
     )
+    partition_delay: str = flag(
+        "5m",
+        "With --follow_data and a topic: a window of time is complete when each partition has events after "
+        "it, or one has events that are newer by this time span. Events that come later are late.",
+        requires=("follow_data", True),
+    )
 
     @property
     def topic(self) -> str:
@@ -761,6 +767,12 @@ class StreamConfig(Section):
         """Length of a window, in seconds or in events."""
         return duration("window", self.window, "events")
 
+    @property
+    def delay(self) -> Duration | None:
+        """Time for which a window waits for a late partition; None if the data are no topic that grows."""
+        is_growing = self.topic and self.follow_data
+        return duration("partition_delay", self.partition_delay, "seconds") if is_growing else None
+
     def validate(self) -> None:
         """Refuse impossible values.
 
@@ -769,6 +781,12 @@ class StreamConfig(Section):
         """
         super().validate()
         require(self.span.amount >= 1, f"--window must be longer than 0, got {self.window}")
+        is_time = duration("partition_delay", self.partition_delay, "seconds").is_time
+        require(is_time, f"--partition_delay must be a time such as 30s or 5m, got {self.partition_delay}")
+        require(
+            bool(self.topic) or self.is_default("partition_delay"),
+            "--partition_delay requires --stream kafka://HOST:PORT/TOPIC",
+        )
         # The value is not shown: someone may have written a password into it.
         require(
             not self.topic or TOPIC.fullmatch(self.topic) is not None,

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from socket import gethostname
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from recsuite.config.config import Config, machine_flags
 from recsuite.config.presets import AUTO
@@ -22,9 +21,9 @@ from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.loader import BatchLoader, EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.preparation.growing_files import GrowingFiles, StreamFiles
 from recsuite.datasets.schema import CLICKS, COUNT, RATING, YES_NO, Schema
 from recsuite.datasets.source import FIRST_SCHEMA, PREPARATION_DEADLINE, is_user_tables, locate, look
-from recsuite.datasets.streams import COPY
 from recsuite.errors import UserError, counted
 from recsuite.hooks import extra
 from recsuite.runtime.console import say
@@ -34,12 +33,11 @@ from recsuite.runtime.process import (
     broadcast_from_rank0,
     launch_name,
     once_per_node,
-    raise_on_all,
 )
 
 if TYPE_CHECKING:
     from recsuite.datasets.preparation.stream_reader import StreamReader
-    from recsuite.datasets.tables.source import TableFile
+    from recsuite.datasets.tables.source import TableFile, TableSource
 
 # Seconds between two looks at the files.
 LOOK_EVERY = 0.25
@@ -49,17 +47,26 @@ SAID_AFTER = 10.0
 Seen = dict[str, int]
 
 
+class Watcher(Protocol):
+    """Polling of the events of a stream for new ones. known: see `StreamFiles.ends`."""
+
+    known: Mapping[str, Any]
+
+    def has_grown(self) -> bool:
+        """True if there is more than `known`, which is updated then. Collective: every rank."""
+
+    def on_unreadable(self, error: UserError) -> None:
+        """Report an error of reading the new data, or raise it if waiting does not help."""
+
+
 class FileWatcher:
     """Polling of the files of a data set for new data. Every rank makes one before it reads the files.
 
-    A file that is new or has grown is new data. A file that changed and kept its size is not. advance: looks
-    for messages of a topic and copies them; None without a topic.
+    A file that is new or has grown is new data. A file that changed and kept its size is not.
     """
 
-    def __init__(
-        self, config: Config, say: Callable[[str], None], advance: Callable[[], None] | None = None
-    ) -> None:
-        self.config, self.say, self._advance = config, say, advance
+    def __init__(self, config: Config, say: Callable[[str], None]) -> None:
+        self.config, self.say = config, say
         self.known = self._before = {file.name: file.size for file in self._files()}
         # Time since which changed files are incomplete, and the last message.
         self._since: float | None = None
@@ -74,17 +81,17 @@ class FileWatcher:
         Raises:
             UserError: when they cannot be read.
         """
-        if self._advance is not None:
-            self._advance()
         return bool(broadcast_from_rank0(self._has_settled))
+
+    def on_unreadable(self, error: UserError) -> None:
+        """Report an error of reading the new data."""
+        # Possibly half of a file has come, or an event before its item: the next change brings the rest.
+        self.report_once(f"{error} The stream waits until the files change again.")
 
     def _has_settled(self) -> bool:
         files = self._files()
         now, before = {file.name: file.size for file in files}, self._before
         self._before = now
-        if self._advance is not None:
-            # A copy has only whole messages, and may grow at every look.
-            before = {**before, **{name: now[name] for name in now if name.startswith(f"{COPY}/")}}
         if now == self.known:
             self._since = None
             return False
@@ -144,7 +151,7 @@ class Data:
     loader: BatchLoader
     # For a stream: its reader on the first rank of each machine, and the polling for new data.
     stream_reader: StreamReader | None = None
-    following: FileWatcher | None = None
+    following: Watcher | None = None
     # Makes a loader, also for data that have grown.
     build: Callable[..., BatchLoader] = build_dataloader
 
@@ -153,33 +160,31 @@ class Data:
 def open_data(
     config: Config,
     context: RuntimeContext,
-    make_reader: Callable[[], StreamReader | None] = lambda: None,
+    make_reader: Callable[[StreamFiles], StreamReader | None] = lambda files: None,
     build: Callable[..., BatchLoader] = build_dataloader,
 ) -> Iterator[Data]:
     """Yield the data set and its loader. The workers end with the context. Collective: every rank.
 
-    make_reader: makes the reader of a stream; build: makes the loader, see `build_dataloader`.
+    make_reader: makes the reader of a stream in files; build: makes the loader, see `build_dataloader`.
 
     Raises:
         UserError: when the data cannot be obtained, differ between machines, or the workers cannot start.
     """
     with contextlib.ExitStack() as stack:
-        topic, advance = None, None
-        if config.stream.topic:
-            kafka = extra("kafka")
-            topic = stack.enter_context(contextlib.closing(kafka.Topic(config)))
-            advance = functools.partial(kafka.copy_topic, topic, context)
-            advance()
-        # Before the files are read: later changes are new data.
-        following = FileWatcher(config, context.say, advance) if config.stream.follow_data else None
-        stream_reader = None
+        stream_reader, following = None, None
         if config.stream.stream:
-            stream_reader = make_reader()
+            kafka = extra("kafka") if config.stream.topic else None
+            files = stack.enter_context(
+                contextlib.closing(GrowingFiles(config) if kafka is None else kafka.Topic(config))
+            )
+            # Before the files are read: later changes are new data.
+            if config.stream.follow_data and kafka is None:
+                following = FileWatcher(config, context.say)
+            ends = dict(broadcast_from_rank0(files.ends))
+            if config.stream.follow_data and kafka is not None:
+                following = kafka.TopicWatcher(files, ends)
+            stream_reader = make_reader(files)
             stack.callback(_close, stream_reader)
-            ends = ends_of(config)
-            if topic is not None:
-                position = None if stream_reader is None else stream_reader.position
-                raise_on_all(lambda: topic.check_retained(position, ends) if position else None)
             columns = open_segment(stream_reader, context, None, ends)
         else:
             columns = open_same_columns(config, context)
@@ -233,42 +238,34 @@ def _close(stream_reader: StreamReader | None) -> None:
         stream_reader.close()
 
 
-def ends_of(config: Config) -> dict[str, int]:
-    """Return the size of each file of a data set, in bytes, as rank 0 sees them. Collective: every rank."""
-
-    def listed() -> dict[str, int]:
-        source = look(config.data, config.runtime.seed)[1] or locate(config.data, config.runtime.seed)
-        return {file.name: file.size for file in source.files}
-
-    return dict(broadcast_from_rank0(listed))
-
-
 def open_segment(
     stream_reader: StreamReader | None,
     context: RuntimeContext,
     learned: int | None,
-    ends: Mapping[str, int] | None = None,
+    ends: Mapping[str, Any] | None = None,
 ) -> Columns:
     """Return the columns of the next segment of a stream, the same on every machine. Collective: every rank.
 
     stream_reader: on the first rank of each machine; learned: position of the stream that was learned, None
-    for the one at which it began; ends: size of each file up to which it is read, None to read nothing.
+    for the one at which it began; ends: of the files up to which it is read, None to read nothing.
 
     Raises:
         UserError: when the data cannot be read, or differ between machines.
     """
 
-    def opened() -> tuple[str, Columns]:
+    def opened() -> tuple[str, Columns, list[str]]:
         assert stream_reader is not None
         if learned is not None:
             stream_reader.advance(learned)
-        if ends is not None:
-            stream_reader.read(ends)
-        return gethostname(), stream_reader.columns()
+        notes = [] if ends is None else stream_reader.read(ends)
+        return gethostname(), stream_reader.columns(), notes
 
     everyones = once_per_node(context, opened, PREPARATION_DEADLINE)
-    _check_same_data(everyones)
-    return everyones[context.rank][1]
+    _check_same_data([machine[:2] for machine in everyones])
+    for note in everyones[0][2]:
+        context.say(note)
+    columns: Columns = everyones[context.rank][1]
+    return columns
 
 
 def open_same_columns(config: Config, context: RuntimeContext) -> Columns:
@@ -315,12 +312,16 @@ def fitted_to_tables(config: Config, given: Collection[str], is_recorded: bool =
         UserError: when a flag asks for what the tables do not say.
     """
     # A named data set has ratings with times, and may have to be downloaded first.
-    if not is_user_tables(config.data):
+    if not (config.stream.topic or is_user_tables(config.data)):
         _check_order(config, has_times=True)
         return _with_task(config, FIRST_SCHEMA, given)
     from recsuite.datasets.tables.files import has_split, schema_path, unread
 
-    source = locate(config.data, config.runtime.seed)
+    if config.stream.topic:
+        with contextlib.closing(extra("kafka").Topic(config)) as topic:
+            source: TableSource = topic.source()
+    else:
+        source = locate(config.data, config.runtime.seed)
     # Show the path: an old schema may be for other files. Tables in memory have a temporary schema.
     if "data_path" in given or config.checkpoint.reads:
         say(f"the tables are read as {schema_path(config.data.data_path)} says")

@@ -13,8 +13,6 @@ from recsuite.config.units import Duration
 # A stream computes the mean label and the mean weight from so many first events: the means of all events
 # would use the future, and change with new data.
 HEAD = 1_000
-# Folder in --data_path with the copied messages of a topic: the tables in it are the events.
-COPY = "events"
 SECONDS_PER_DAY = 86_400
 # At most one event in LONE is held back as of a wrong clock, if it lies LONE_GAP seconds after all others.
 LONE, LONE_GAP = 100, 30 * SECONDS_PER_DAY
@@ -29,7 +27,8 @@ class FilePosition:
     """Position in a file of a stream: what is before it need not be read again.
 
     rows, bytes: numbers of readable rows and of bytes before it; tail: digest of the last `TAIL_BYTES` of
-    these. read: number of rows that were read; a later one that is older than the learned events is late.
+    these. read: number of rows that were read; a later one that is older than the learned events is late. In
+    a partition of a topic `bytes` is the offset of the next message, and `tail` is empty.
     """
 
     rows: int = 0

@@ -1,48 +1,52 @@
-"""Messages of a Kafka topic, copied into files of JSON lines that a stream follows like all files that grow.
+"""Messages of a Kafka topic as the files of a stream: each partition is a file that grows.
 
-Partitions are assigned by number, without a consumer group, and up to given end offsets. So each machine has
-the same files. What a training has learned of them is in its checkpoint, as for all files. A record beside
-the files has their sizes and the next offsets. It is replaced in one step after each append, and what a
-killed process wrote after the record is cut off.
+Partitions are assigned by number, without a consumer group, and read up to given end offsets. So each machine
+reads the same messages. The offsets up to which they are learned are in the checkpoint, and nowhere else.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import json
 import os
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from recsuite.config.config import Config
-from recsuite.datasets.streams import COPY, StreamPosition
-from recsuite.datasets.tables.files import JSON_BLOCK_BYTES
+from recsuite.datasets.preparation.cache import check_stream
+from recsuite.datasets.preparation.growing_files import Growth
+from recsuite.datasets.source import with_flags
+from recsuite.datasets.streams import FilePosition
+from recsuite.datasets.tables.files import JSON_BLOCK_BYTES, find_tables, schema_path
+from recsuite.datasets.tables.schema_file import given_in, read_schema
+from recsuite.datasets.tables.sections import Files
+from recsuite.datasets.tables.source import TableSource, ensure_schema
+from recsuite.datasets.tables.validation import validate
 from recsuite.errors import UserError, counted, printable
-from recsuite.files import explained, flush, locked, plain, replacing, typed
+from recsuite.files import explained
 from recsuite.hooks import require_installed
 from recsuite.runtime.console import say, stage
-from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0, once_per_node
+from recsuite.runtime.process import broadcast_from_rank0
 
-# In the folder of the copy, and hidden from readers of tables.
-RECORD = ".topic.json"
-# Offsets in a file. A file that is complete is parsed once, and the last one again each time that it grows.
-# The limits are multiples of it: another copy of the topic must have the same files.
-OFFSETS_IN_FILE = 2**18
-FILE = re.compile(r"partition-(\d{5})-(\d{20})\.jsonl")
+if TYPE_CHECKING:
+    from recsuite.datasets.tables.files import File
+
 # Variable with the path of settings of librdkafka, such as for TLS and a login: no secret in a command line.
 SETTINGS = "KAFKA_CONFIG"
 # Most messages of one request, and the seconds to wait for them.
 AT_ONCE, WAIT_SECONDS = 10_000, 0.2
-# Seconds between two replacements of the record, of one request, and of the first contact with a broker.
-SAVE_SECONDS, ASK_SECONDS, FIRST_SECONDS = 5.0, 2.0, 30.0
+# Seconds of one request, and of the first contact with a broker.
+ASK_SECONDS, FIRST_SECONDS = 2.0, 30.0
 # Seconds of waiting after which the reason is shown.
 SAID_AFTER = 10.0
-# A copy takes as long as a topic is large. It ends with an error when no message comes for half of --timeout.
-COPY_DEADLINE = 4 * 3600.0
+# Messages of a partition from which a schema is guessed, and of which the columns of no new event are made.
+SAMPLE = 1_000
 # Characters of an unreadable message that are kept.
 SHOWN = 200
 # Start of an Arrow stream.
@@ -52,34 +56,34 @@ NOT_IN_A_LINE = re.compile(rb"[\n\r\0]")
 T = TypeVar("T")
 
 
-@dataclass
-class CopyRecord:
-    """State of a copy. first, next: for each partition, the first offset and the next one to copy. files:
-    for each file its size in bytes.
-    """
+def name_of(partition: int) -> str:
+    """Name of a partition as a file of a stream. The order of names is that of the numbers."""
+    return f"partition-{partition:05d}"
 
-    topic: str
-    first: dict[str, int] = field(default_factory=dict)
-    next: dict[str, int] = field(default_factory=dict)
-    files: dict[str, int] = field(default_factory=dict)
+
+def number_of(name: str) -> int:
+    """Number of the partition of a name."""
+    return int(name.rpartition("-")[2])
 
 
 class Topic:
-    """Kafka topic of a stream, and its copy on this machine. Connects when it is first asked. Not collective.
+    """Kafka topic of a stream, see `StreamFiles`. Connects when it is first asked. Not collective.
 
-    config: its --stream names the topic; the copy is in its --data_path. Call `close` at the end.
+    The `bytes` of a position in a partition are the offset of the next message. config: its --stream names
+    the topic, and --data_path the folder with the schema and the tables of users and items.
     """
+
+    keeps_parts = False
 
     def __init__(self, config: Config) -> None:
         self.address = config.stream.topic
         self.servers, self.name = self.address.removeprefix("kafka://").split("/")
-        self.folder = Path(config.data.data_path) / COPY
-        # End offsets up to which the copy was last made.
-        self.ends: dict[int, int] = {}
+        self.notes: list[str] = []
+        self._config = config
         # Below --timeout, so that the reason is reported before other ranks give up waiting for this one.
         self._seconds = config.runtime.timeout / 2
         self._consumer: Any = None
-        self._fault, self._is_refused = "", False
+        self._fault, self._is_refused, self._was_asked = "", False, False
 
     def close(self) -> None:
         """Close the connections to the brokers."""
@@ -87,8 +91,10 @@ class Topic:
             self._consumer.close()
             self._consumer = None
 
-    def offsets(self) -> dict[int, tuple[int, int]]:
-        """Return the first retained offset and the end offset of each partition.
+    def ends(self) -> dict[str, tuple[int, int]]:
+        """Return the first retained offset and the end offset of each partition, by its name.
+
+        With an open transaction the end is where it begins: what is before it does not change any more.
 
         Raises:
             UserError: when no broker answers, the login is refused, or there is no such topic.
@@ -96,64 +102,224 @@ class Topic:
         consumer, seconds = self._connected(), self._seconds
         from confluent_kafka import TopicPartition
 
-        if not self.ends:
+        if not self._was_asked:
             seconds = min(seconds, FIRST_SECONDS)
         # Of all requests together: other ranks wait for the answers.
         until = time.monotonic() + seconds
         partitions = self._retried(lambda: self._partitions(consumer), until)
         ask = functools.partial(consumer.get_watermark_offsets, timeout=ASK_SECONDS)
-        return {
-            number: self._retried(functools.partial(ask, TopicPartition(self.name, number)), until)
+        extents = {
+            name_of(number): self._retried(functools.partial(ask, TopicPartition(self.name, number)), until)
             for number in partitions
         }
+        self._was_asked = True
+        return extents
 
-    def copy(self, offsets: Mapping[int, tuple[int, int]]) -> list[str]:
-        """Append the messages up to the end offsets to the files, and return notes on what was skipped.
-
-        offsets: see `offsets`. One process of a machine calls it; others on the same folder wait.
-
-        Raises:
-            UserError: when messages cannot be read or stored, or the copy is of another topic.
-        """
-        advice = "make room there, or give another --data_path"
-        with explained(f"Cannot copy {self.address} to {self.folder}", advice):
-            self.folder.mkdir(exist_ok=True)
-            with locked(self.folder / ".lock", f"copying {self.address} to {self.folder}", COPY_DEADLINE):
-                record = self._recovered()
-                if not record.next:
-                    say(f"copying {self.address} to {self.folder}")
-                notes, ends = self._begun(record, offsets)
-                self._save(record, ())
-                if ends:
-                    number = sum(end - record.next[str(number)] for number, end in ends.items())
-                    with stage(f"copying {self.name}", number, "messages") as reached:
-                        notes += self._append_until(record, ends, reached)
-        if not record.files:
-            raise UserError(
-                f"{self.address} has no message with a value. Fix: start again when there are some, or name "
-                "another topic."
-            )
-        return notes
-
-    def check_retained(self, position: StreamPosition, ends: Mapping[str, int]) -> None:
-        """Refuse a new copy of a topic that has removed learned messages.
-
-        position: of the stream in the files; ends: sizes of the files of the copy, in bytes.
+    def source(self) -> TableSource:
+        """Return the data set without its events: they are no files. A missing schema is guessed and written.
 
         Raises:
-            UserError: with the offsets.
+            UserError: see `extents`, and when the messages do not tell the schema.
         """
-        first = self._record().first
-        for path, learned in position.files.items():
-            name = FILE.fullmatch(path.removeprefix(f"{COPY}/"))
-            begin = first.get(str(int(name[1])), 0) if name else 0
-            if name and begin > int(name[2]) and ends.get(path, 0) < learned.bytes:
+        data = self._config.data
+        written = schema_path(data.data_path)
+        ensure_schema(written, self._sample)
+        schema = read_schema(written)
+        self._refuse_named(written, schema.files)
+        tables = find_tables(data.data_path, schema.files, ())
+        source = TableSource(Path(data.data_path).absolute(), tables, schema, data, schema.schema())
+        source = with_flags(source, self._config.tables, data)
+        check_stream(source, self._config)
+        return source
+
+    def names(self, source: TableSource, extents: Mapping[str, tuple[int, int]]) -> list[str]:
+        """Return the names of all partitions."""
+        return sorted(extents)
+
+    def growth(
+        self,
+        source: TableSource,
+        extents: Mapping[str, tuple[int, int]],
+        known: Mapping[str, FilePosition],
+        folder: Path,
+    ) -> dict[str, Growth]:
+        """Write the messages after the known positions to files in a folder, and return these.
+
+        Raises:
+            UserError: when they cannot be read, or the topic is another one than that of the positions.
+        """
+        begins = {}
+        for name, (low, end) in extents.items():
+            position = known.get(name)
+            begins[name] = low if position is None else max(low, position.bytes)
+            if position is None:
+                if known:
+                    self.notes.append(f"{name} of {self.address} is new, and is read from offset {low} on")
+            elif end < position.bytes:
                 raise UserError(
-                    f"The stream has learned messages of partition {int(name[1])} of {self.address} before "
-                    f"offset {begin}, and {self.folder} does not have them: the topic retains none before "
-                    f"offset {begin}. Fix: put the earlier {self.folder} back, or train anew without "
-                    "--resume."
+                    f"{name} of {self.address} ends at offset {end}, and the stream has read its messages "
+                    f"before offset {position.bytes}: it is another topic of this name. Fix: give the "
+                    "address of the topic, or train anew without --resume."
                 )
+            elif low > position.bytes:
+                offsets = counted(low - position.bytes, "offset")
+                self.notes.append(
+                    f"{name} of {self.address} begins at offset {low}: the topic removed {offsets} from "
+                    f"{position.bytes} on, of which those that are not learned are skipped"
+                )
+        if not known:
+            self._tell_unread(source)
+        ends = {name: extents[name][1] for name in begins if begins[name] < extents[name][1]}
+        files = self._files(source, begins, ends, folder)
+        growth = {}
+        for name, (low, end) in extents.items():
+            position = known.get(name, FilePosition(bytes=-1))
+            if end > position.bytes:
+                # If messages were removed, their rows cannot be told from the learned ones.
+                rows = position.rows if low <= position.bytes else max(position.rows, position.read)
+                growth[name] = Growth(files.get(name), rows, FilePosition(bytes=end))
+        return growth
+
+    def some_rows(
+        self,
+        source: TableSource,
+        extents: Mapping[str, tuple[int, int]],
+        seen: Mapping[str, int],
+        folder: Path,
+    ) -> File:
+        """Return a file with the newest retained messages of a partition.
+
+        Raises:
+            UserError: when they cannot be read, or there are none.
+        """
+        notes = [*self.notes]
+        for name, (low, end) in extents.items():
+            begin = max(low, end - SAMPLE)
+            if begin < end and (files := self._files(source, {name: begin}, {name: end}, folder)):
+                # Messages without a value were counted when they were read first.
+                self.notes = notes
+                return files[name]
+        raise self._without_messages()
+
+    def _tell_unread(self, source: TableSource) -> None:
+        """Note the files that would be events without the topic."""
+        with contextlib.suppress(UserError):
+            tables = find_tables(source.tables.root, source.table_schema.files)
+            names = [tables.name_of(file) for file in tables.events]
+            listed = printable(", ".join(names[:3])) + ", ..." * (len(names) > 3)
+            self.notes.append(f"not read: {listed}; the events are the messages of {self.address}")
+
+    def _files(
+        self, source: TableSource, begins: Mapping[str, int], ends: Mapping[str, int], folder: Path
+    ) -> dict[str, File]:
+        """Write messages to a file for each partition with lines, and check the columns of these."""
+        # Imported here: a rank that reads no messages needs no Arrow.
+        from recsuite.datasets.tables.formats import columns_of
+
+        paths = self._fetch(begins, ends, folder) if ends else {}
+        listed = find_tables(source.tables.root, source.table_schema.files, [*paths.values()]).events
+        by_path = {file.path: file for file in listed}
+        files = {
+            name: dataclasses.replace(
+                by_path[path], label=f"{self.address}/{name} from offset {begins[name]}", encoding="utf-8"
+            )
+            for name, path in paths.items()
+        }
+        if files:
+            tables = dataclasses.replace(source.tables, events=tuple(files.values()))
+            validate(source.table_schema, columns_of(tables), schema_path(source.tables.root))
+        return files
+
+    def _fetch(self, begins: Mapping[str, int], ends: Mapping[str, int], folder: Path) -> dict[str, str]:
+        """Write messages to a file of lines for each partition, and return the paths of those with lines.
+
+        ends: of the partitions to read, each behind its begin.
+        """
+        from confluent_kafka import TopicPartition
+
+        consumer, num_empty, num_read = self._connected(), 0, 0
+        following = {number_of(name): begins[name] for name in ends}
+        open_ends = {number_of(name): end for name, end in ends.items()}
+        number = sum(open_ends.values()) - sum(following.values())
+        written: dict[int, Path] = {}
+        consumer.assign([TopicPartition(self.name, *partition) for partition in following.items()])
+        heard = time.monotonic()
+        try:
+            with stage(f"reading {self.name}", number, "messages") as reached:
+                while open_ends:
+                    lines: dict[int, list[bytes]] = {}
+                    # To ask for more messages than there are would wait for the rest.
+                    most = min(AT_ONCE, sum(end - following[part] for part, end in open_ends.items()))
+                    for part, offset, value in self._messages(consumer, open_ends, most):
+                        # Lower offsets are messages that the client repeats.
+                        if following[part] <= offset < open_ends[part]:
+                            following[part] = offset + 1
+                            num_empty, num_read = num_empty + (value is None), num_read + 1
+                            lines.setdefault(part, []).append(b"" if value is None else lines_of(value))
+                        heard = time.monotonic()
+                        # Offsets may be missing: those of removed messages and of transactions.
+                        if offset + 1 >= open_ends[part]:
+                            following[part] = open_ends.pop(part)
+                            consumer.incremental_unassign([TopicPartition(self.name, part)])
+                    for part, contents in lines.items():
+                        if content := b"".join(contents):
+                            path = written.setdefault(part, folder / f"{name_of(part)}.jsonl")
+                            advice = "give --cache_dir a folder with space"
+                            with explained(f"Cannot write {path}", advice), path.open("ab") as file:
+                                file.write(content)
+                            # The time of a slow disk does not count as time without messages.
+                            heard = time.monotonic()
+                    reached(num_read)
+                    waited = time.monotonic() - heard
+                    if open_ends and waited > (ASK_SECONDS if self._is_refused else self._seconds):
+                        part = min(open_ends)
+                        place = f"{name_of(part)} at offset {following[part]} of {open_ends[part]}"
+                        raise self._failed(f"no message has come for {waited:.0f} s, {place}")
+        finally:
+            consumer.unassign()
+        if num_empty:
+            empty = counted(num_empty, "message")
+            self.notes.append(f"skipped {empty} without a value of {self.address}")
+        return {name_of(part): str(path) for part, path in sorted(written.items())}
+
+    def _without_messages(self) -> UserError:
+        return UserError(
+            f"{self.address} has no message with a value. Fix: start again when there are some, or name "
+            "another topic."
+        )
+
+    @contextlib.contextmanager
+    def _sample(self) -> Iterator[Path]:
+        """Yield a folder with the first messages, and links to the tables of users and items."""
+        given = Path(self._config.data.data_path).absolute()
+        written = schema_path(given)
+        sections = given_in(written)[1] if written.exists() else {}
+        files = Files(**sections.get("files", {}))
+        self._refuse_named(written, files)
+        extents = {name: extent for name, extent in self.ends().items() if extent[0] < extent[1]}
+        with explained("Cannot make a temporary folder"), tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            (folder / "events").mkdir()
+            begins = {name: low for name, (low, _) in extents.items()}
+            ends = {name: min(end, low + SAMPLE) for name, (low, end) in extents.items()}
+            if not ends or not self._fetch(begins, ends, folder / "events"):
+                raise self._without_messages()
+            tables = find_tables(given, files, ())
+            for file in tables.files:
+                path = folder / tables.name_of(file)
+                if not path.exists():
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.symlink_to(file.path)
+            if written.exists():
+                (folder / written.name).write_bytes(written.read_bytes())
+            yield folder
+
+    def _refuse_named(self, written: Path, files: Files) -> None:
+        if files.events:
+            raise UserError(
+                f"{printable(written)} names the events {printable(files.events)}, and those of --stream "
+                f"{self.address} are its messages. Fix: remove the line under [files]."
+            )
 
     def _connected(self) -> Any:
         if self._consumer is None:
@@ -167,6 +333,8 @@ class Topic:
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
                 "enable.partition.eof": True,
+                # What is before the end of a partition is decided then, so all machines read the same.
+                "isolation.level": "read_committed",
                 "error_cb": self._note,
             }
             given = read_settings()
@@ -228,129 +396,12 @@ class Topic:
         error = (topic := consumer.list_topics(self.name, timeout=ASK_SECONDS).topics[self.name]).error
         # Brokers that just started may not know it for a moment.
         is_unknown = error is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
-        if is_unknown and not self.ends:
+        if is_unknown and not self._was_asked:
             raise UserError(f"{self.address} does not exist: the brokers have no topic {self.name}.")
         if error is not None:
             # Such as a missing right to read it, or an election of leaders.
             raise KafkaException(error)
         return sorted(topic.partitions)
-
-    def _record(self) -> CopyRecord:
-        path = self.folder / RECORD
-        if not path.exists():
-            return CopyRecord(self.name)
-        try:
-            return typed(CopyRecord, json.loads(path.read_bytes()))
-        except (ValueError, TypeError) as error:
-            raise UserError(
-                f"{path} is damaged: {printable(str(error))}. Fix: remove {self.folder}, and the topic is "
-                "copied again."
-            ) from None
-
-    def _recovered(self) -> CopyRecord:
-        """Return the record, and cut off what a killed process wrote after it."""
-        record = self._record()
-        if record.topic != self.name:
-            raise UserError(
-                f"{self.folder} has the messages of the topic {printable(record.topic)}; give another "
-                f"--data_path for {self.name}."
-            )
-        is_copy = (self.folder / RECORD).exists()
-        for path in self.folder.iterdir():
-            if path.name.startswith("."):
-                continue
-            if not is_copy or not FILE.fullmatch(path.name):
-                raise UserError(
-                    f"{path} is not of a copy of {self.address}, which needs this folder for itself. Fix: "
-                    "move the file, or give another --data_path."
-                )
-            if path.name not in record.files:
-                path.unlink()
-            elif path.stat().st_size > record.files[path.name]:
-                os.truncate(path, record.files[path.name])
-        for name, size in record.files.items():
-            path = self.folder / name
-            if not path.exists() or path.stat().st_size < size:
-                raise UserError(
-                    f"{path} is not as it was written. Fix: put it back, or remove {self.folder}, and the "
-                    "topic is copied again."
-                )
-        return record
-
-    def _begun(
-        self, record: CopyRecord, offsets: Mapping[int, tuple[int, int]]
-    ) -> tuple[list[str], dict[int, int]]:
-        """Return notes on removed messages, and the end offset of each partition with messages to copy."""
-        notes, ends = [], {}
-        for number, (low, end) in offsets.items():
-            record.first.setdefault(str(number), low)
-            begin = record.next.setdefault(str(number), low)
-            # Another training may have copied more into this folder since the ends were asked.
-            if begin > end and begin > self.offsets()[number][1]:
-                raise UserError(
-                    f"Partition {number} of {self.address} ends at offset {end}, and {self.folder} has its "
-                    f"messages before offset {begin}: it is another topic of this name. Fix: give another "
-                    "--data_path, and train anew."
-                )
-            if begin < low:
-                notes.append(
-                    f"the offsets {begin} to {low - 1} of partition {number} of {self.address} are skipped, "
-                    "because the topic removed them before they were copied"
-                )
-                record.next[str(number)] = begin = low
-            if begin < end:
-                ends[number] = end
-        return notes, ends
-
-    def _append_until(
-        self, record: CopyRecord, ends: dict[int, int], reached: Callable[[int], None]
-    ) -> list[str]:
-        """Append the messages before the end offsets, and return a note on those without a value."""
-        from confluent_kafka import TopicPartition
-
-        consumer, num_empty, num_read, unflushed = self._connected(), 0, 0, set[str]()
-        consumer.assign([TopicPartition(self.name, number, record.next[str(number)]) for number in ends])
-        saved = heard = time.monotonic()
-        try:
-            while ends:
-                lines: dict[str, list[bytes]] = {}
-                # A request for more messages than there are would wait for the rest.
-                most = min(AT_ONCE, sum(end - record.next[str(number)] for number, end in ends.items()))
-                for number, offset, value in self._messages(consumer, ends, most):
-                    # Lower offsets are messages that the client repeats.
-                    if record.next[str(number)] <= offset < ends[number]:
-                        record.next[str(number)] = offset + 1
-                        num_empty, num_read = num_empty + (value is None), num_read + 1
-                        content = b"" if value is None else lines_of(value)
-                        lines.setdefault(file_of(number, offset), []).append(content)
-                    heard = time.monotonic()
-                    # Offsets may be missing: those of removed messages and of marks of transactions.
-                    if offset + 1 >= ends[number]:
-                        record.next[str(number)] = ends.pop(number)
-                        consumer.incremental_unassign([TopicPartition(self.name, number)])
-                for name, contents in lines.items():
-                    if content := b"".join(contents):
-                        with (self.folder / name).open("ab") as file:
-                            file.write(content)
-                        # The time of a slow disk does not count as time without messages.
-                        heard = time.monotonic()
-                        record.files[name] = record.files.get(name, 0) + len(content)
-                        unflushed.add(name)
-                reached(num_read)
-                now = time.monotonic()
-                waited = now - heard
-                if ends and waited > (ASK_SECONDS if self._is_refused else self._seconds):
-                    number = min(ends)
-                    position = f"partition {number} at offset {record.next[str(number)]} of {ends[number]}"
-                    raise self._failed(f"no message has come for {now - heard:.0f} s, {position}")
-                if not ends or now - saved > SAVE_SECONDS:
-                    self._save(record, unflushed)
-                    saved = now
-                    unflushed.clear()
-        finally:
-            consumer.unassign()
-        empty = counted(num_empty, "message")
-        return [f"skipped {empty} without a value of {self.address}"] if num_empty else []
 
     def _messages(
         self, consumer: Any, ends: Mapping[int, int], most: int
@@ -375,20 +426,26 @@ class Topic:
                     f"the rights of this login, also on the group that group.id names, and start again."
                 )
 
-    def _save(self, record: CopyRecord, unflushed: set[str] | tuple[()]) -> None:
-        """Replace the record, after the files are on the disk."""
-        for name in unflushed:
-            flush(self.folder / name)
-        # Otherwise a power cut could remove the names of files whose bytes are on the disk.
-        flush(self.folder)
-        with replacing(self.folder / RECORD) as aside:
-            aside.write_text(json.dumps(plain(record)))
-            flush(aside)
+
+class TopicWatcher:
+    """Polling of the end offsets of a topic, see `Watcher`. known: up to which it was read."""
+
+    def __init__(self, topic: Topic, known: Mapping[str, tuple[int, int]]) -> None:
+        self._topic, self.known = topic, known
+
+    def has_grown(self) -> bool:
+        """True if a partition has another end, or there is another partition. Collective: every rank."""
+        extents: dict[str, tuple[int, int]] = broadcast_from_rank0(self._topic.ends)
+        before, self.known = self.known, extents
+        return _ends_of(before) != _ends_of(extents)
+
+    def on_unreadable(self, error: UserError) -> None:
+        """Raise the error: messages do not change."""
+        raise error
 
 
-def file_of(partition: int, offset: int) -> str:
-    """Name of the file for a message. The order of names is that of partition and offset."""
-    return f"partition-{partition:05d}-{offset // OFFSETS_IN_FILE * OFFSETS_IN_FILE:020d}.jsonl"
+def _ends_of(extents: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    return {name: end for name, (_, end) in extents.items()}
 
 
 def lines_of(value: bytes) -> bytes:
@@ -466,20 +523,3 @@ def read_settings() -> dict[str, str]:
     if wrong:
         raise UserError(f"{printable(path)}, line {wrong[0]}: must be key=value, as for librdkafka.")
     return {name.strip(): value.strip() for name, _, value in pairs.values()}
-
-
-def copy_topic(topic: Topic, context: RuntimeContext) -> None:
-    """Copy new messages of a topic to every machine, up to the same end offsets. Collective: every rank.
-
-    Raises:
-        UserError: see `Topic.offsets` and `Topic.copy`.
-    """
-    offsets: dict[int, tuple[int, int]] = broadcast_from_rank0(topic.offsets)
-    ends = {number: end for number, (_, end) in offsets.items()}
-    if ends == topic.ends:
-        return
-    work, fix = f"copy the messages of {topic.address}", "start again, and it continues where it was"
-    notes = once_per_node(context, lambda: topic.copy(offsets), COPY_DEADLINE, work, fix)[0]
-    topic.ends = ends
-    for note in notes:
-        context.say(note)

@@ -11,7 +11,6 @@ from recsuite.config.fitting import with_preset
 from recsuite.config.parser import parse_given
 from recsuite.config.sections import DataConfig
 from recsuite.errors import UserError
-from recsuite.hooks import extra
 from recsuite.tools.script import exit_status, fitted_to_data
 
 # Scripts with the models of other tasks than those of example.py.
@@ -46,9 +45,6 @@ def fitting_command(argv: list[str]) -> list[str]:
     # Given flags would override those of the checkpoint.
     if config.checkpoint.reads:
         return ["example.py", *argv]
-    if config.stream.topic:
-        with contextlib.closing(extra("kafka").Topic(config)) as topic:
-            topic.copy(topic.offsets())
     fitted, name = fitted_to_data(config, given)
     # Impossible flags are refused here, so that the error names the flags that were given.
     with_preset(fitted.replaced(preset=name), given)

@@ -293,11 +293,6 @@ def _agree_on_flags(
     from recsuite.datasets.opening import check_same_flags, fitted_to_tables, with_machine_flags
 
     check_same_flags(config)
-    if config.stream.topic:
-        # The flags are fitted to its messages.
-        kafka = extra("kafka")
-        with contextlib.closing(kafka.Topic(config)) as topic:
-            kafka.copy_topic(topic, context)
 
     def decided() -> Config:
         if not config.checkpoint.reads:

@@ -180,8 +180,7 @@ class StreamWindows:
         except UserError as error:
             if following is None:
                 raise
-            # Possibly half of a file has come, or an event before its item: the next change brings the rest.
-            following.report_once(f"{error} The stream waits until the files change again.")
+            following.on_unreadable(error)
             return False
         self._open(columns)
         return True

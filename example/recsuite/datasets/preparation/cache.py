@@ -17,7 +17,6 @@ from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, VERSION, Columns
 from recsuite.datasets.preparation.reading import read
 from recsuite.datasets.schema import RawData, Table
 from recsuite.datasets.source import DATA_DEADLINE, NUM_EVENTS, locate, with_flags
-from recsuite.datasets.streams import COPY
 from recsuite.errors import UserError, printable
 from recsuite.files import digest_of_bytes, explained, locked, place_for, remove, replace_file, replacing
 from recsuite.metrics import TOP
@@ -126,12 +125,6 @@ def check_stream(source: TableSource, config: Config) -> None:
         UserError: says why.
     """
     check_event_types(source, config)
-    events = map(source.tables.name_of, source.tables.events)
-    if config.stream.topic and (others := [name for name in events if not name.startswith(f"{COPY}/")]):
-        raise UserError(
-            f"--stream {config.stream.topic} has its events in {source.folder / COPY}, and {others[0]} would "
-            f'be read as events too. Fix: write events = "{COPY}" under [files] of schema.toml.'
-        )
     if not source.has_times:
         raise UserError("The events have no times, so --stream has no order to follow; remove it.")
 

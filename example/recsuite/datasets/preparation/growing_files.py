@@ -1,15 +1,15 @@
-"""Growth of the files of a stream: the parts of them that were not read."""
+"""Origin of the events of a stream, and its growth: the parts of files that were not read."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from recsuite.config.config import Config
 from recsuite.datasets.preparation.cache import check_stream
-from recsuite.datasets.source import locate, with_flags
+from recsuite.datasets.source import locate, look, with_flags
 from recsuite.datasets.streams import TAIL_BYTES, FilePosition
 from recsuite.errors import UserError
 from recsuite.files import digest_of_part
@@ -23,18 +23,68 @@ AT_ONCE = 2**20
 
 
 class Growth(NamedTuple):
-    """Part of a file to read. rows: number of rows before it; end: position after it, without its rows."""
+    """Part of a file to read. rows: number of rows before it; end: position after it, without its rows.
 
-    file: File
+    file: None if nothing is in it.
+    """
+
+    file: File | None
     rows: int
     end: FilePosition
 
 
+class StreamFiles(Protocol):
+    """Files from which a stream is read, or partitions of a topic that are read like files. Not collective.
+
+    keeps_parts: True if a first reading of the files may be repeated. notes: what is to be told once.
+    """
+
+    keeps_parts: bool
+    notes: list[str]
+
+    def ends(self) -> dict[str, Any]:
+        """Return for each file how far it can be read now. One rank asks, and all ranks read up to there."""
+
+    def source(self) -> TableSource:
+        """Return the data set: its schema, its tables of users and items, and its files of events if any."""
+
+    def names(self, source: TableSource, ends: Mapping[str, Any]) -> list[str]:
+        """Return the names of all files of events."""
+
+    def growth(
+        self, source: TableSource, ends: Mapping[str, Any], known: Mapping[str, FilePosition], folder: Path
+    ) -> dict[str, Growth]:
+        """Return what is to be read, by the name of the file.
+
+        known: positions up to which the files were read; folder: for temporary files.
+        """
+
+    def some_rows(
+        self, source: TableSource, ends: Mapping[str, Any], seen: Mapping[str, int], folder: Path
+    ) -> File:
+        """Return a file of which rows were read, or any. seen: number of rows of each that were read."""
+
+    def close(self) -> None:
+        """Close connections."""
+
+
 class GrowingFiles:
-    """Files of a stream, which grow at their ends and become more. Not collective."""
+    """Files of a stream, which grow at their ends and become more, see `StreamFiles`."""
+
+    keeps_parts = True
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        self.notes: list[str] = []
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
+
+    def ends(self) -> dict[str, int]:
+        """Return the size of each file, in bytes."""
+        data, seed = self._config.data, self._config.runtime.seed
+        source = look(data, seed)[1] or locate(data, seed)
+        return {file.name: file.size for file in source.files}
 
     def source(self) -> TableSource:
         """Return the data set, with all its files.
@@ -47,12 +97,14 @@ class GrowingFiles:
         check_stream(source, self._config)
         return source
 
+    def names(self, source: TableSource, ends: Mapping[str, int]) -> list[str]:
+        """Return the names of all files of events."""
+        return [source.tables.name_of(file) for file in source.tables.events]
+
     def growth(
-        self, source: TableSource, ends: Mapping[str, int], known: Mapping[str, FilePosition]
+        self, source: TableSource, ends: Mapping[str, int], known: Mapping[str, FilePosition], folder: Path
     ) -> dict[str, Growth]:
         """Return what is to be read, by the name of the file.
-
-        ends: sizes of the files, in bytes, up to which they are read; known: positions up to which they were.
 
         Raises:
             UserError: when a file changed before where it was read up to.
@@ -66,8 +118,10 @@ class GrowingFiles:
                 growth[name] = part
         return growth
 
-    def some_rows(self, source: TableSource, seen: Mapping[str, int]) -> File:
-        """Return a file with rows that were read, or any. seen: number of rows of each that were read."""
+    def some_rows(
+        self, source: TableSource, ends: Mapping[str, int], seen: Mapping[str, int], folder: Path
+    ) -> File:
+        """Return a file with rows that were read, or any."""
         files = source.tables.events
         read = (file for file in files if seen.get(source.tables.name_of(file)))
         return next(read, files[-1])

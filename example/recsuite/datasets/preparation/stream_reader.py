@@ -30,7 +30,7 @@ from recsuite.datasets.preparation.cache import (
     remove_owned,
     with_history,
 )
-from recsuite.datasets.preparation.growing_files import GrowingFiles, Growth
+from recsuite.datasets.preparation.growing_files import Growth, StreamFiles
 from recsuite.datasets.preparation.joining import joined, restricted, with_histories
 from recsuite.datasets.preparation.reading import read
 from recsuite.datasets.preparation.recent import Entities, RecentEvents
@@ -84,11 +84,17 @@ class _Unlearned:
 class StreamReader:
     """Reader of a stream on the first process of a machine. Not collective.
 
-    recent: what the stream keeps of learned events; position: of the next segment.
+    files: of its events; recent: what the stream keeps of learned events; position: of the next segment.
     """
 
     def __init__(
-        self, config: Config, state: StreamState, recent: RecentEvents, owner: str, trains: bool = True
+        self,
+        config: Config,
+        files: StreamFiles,
+        state: StreamState,
+        recent: RecentEvents,
+        owner: str,
+        trains: bool = True,
     ) -> None:
         # Without a training no users are looked at again: all events are one segment.
         self._trains = trains
@@ -100,7 +106,7 @@ class StreamReader:
         self._marks = {name: [position] for name, position in state.position.files.items()}
         # Number of rows of each file that were ever read: later ones may be late.
         self._seen = {name: position.read for name, position in state.position.files.items()}
-        self._files = GrowingFiles(config)
+        self._files = files
         self._source: TableSource | None = None
         # Attributes before the last reading.
         self._before: dict[str, Any] = {}
@@ -111,42 +117,70 @@ class StreamReader:
 
     # --- reading ---
 
-    def read(self, ends: Mapping[str, int]) -> None:
-        """Read what the files have beyond the last reading. ends: size of each file, in bytes.
+    def read(self, ends: Mapping[str, Any]) -> list[str]:
+        """Read what the files have beyond the last reading, and return what is to be told of it.
+
+        ends: see `StreamFiles.ends`.
 
         Raises:
             UserError: when it cannot be read, or files changed before where they were read up to. Nothing is
                 changed then.
         """
         self._source = source = self._files.source()
-        names = [source.tables.name_of(file) for file in source.tables.events]
-        gone = self._marks.keys() - set(names)
-        for name in sorted(gone):
+        names = self._files.names(source, ends)
+        gone = sorted(self._marks.keys() - set(names))
+        for name in gone:
             if left := self._seen[name] - self._marks[name][0].rows:
                 raise UserError(
-                    f"{source.folder / name} is gone, and {left:,} of its rows may not be learned. Fix: put "
-                    "it back, or train anew without --resume."
+                    f"{self._config.stream.topic or source.folder}/{name} is gone, and {left:,} of its rows "
+                    "may not be learned. Fix: put it back, or train anew without --resume."
                 )
-        is_first = not self._marks
-        growth = self._files.growth(source, ends, {name: marks[-1] for name, marks in self._marks.items()})
-        if not growth and self._events is not None:
-            return
-        # If all is learned: the features of users and items are those of any file, whose rows are old.
-        parts = [part.file for part in growth.values()] or [self._files.some_rows(source, self._seen)]
-        cache = cache_of(source, self._data)
-        advice = "give --cache_dir a folder with space that can be written"
-        with explained(f"Cannot write the columns of {source.folder} to {cache}", advice):
-            # Only a first reading may be repeated by another training.
-            kept = None if is_first else cache / f".{READING}{self._owner}"
-            (kept or cache).mkdir(parents=True, exist_ok=True)
-            tables = dataclasses.replace(source.tables, events=tuple(parts))
-            raw = read(dataclasses.replace(source, tables=tables), self._data, cache, kept)
-        if is_first:
-            check_number(source, self._data, len(raw.events.time) + raw.num_skipped)
-        self._add(raw, source.schema, names, growth)
+        self._read_growth(source, names, ends)
         for name in gone:
             # A stream may have new files for ever.
             del self._marks[name], self._seen[name]
+        notes, self._files.notes = self._files.notes, []
+        return notes
+
+    def _read_growth(self, source: TableSource, names: list[str], ends: Mapping[str, Any]) -> None:
+        is_first, cache = not self._marks, cache_of(source, self._data)
+        kept = cache / f".{READING}{self._owner}"
+        said = f"Cannot write the columns of {source.folder} to {cache}"
+        advice = "give --cache_dir a folder with space that can be written"
+        # Hidden from the parts beside it. After a kill it has files of an earlier reading.
+        temporary = kept / ".files"
+        with explained(said, advice):
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+        try:
+            known = {name: marks[-1] for name, marks in self._marks.items()}
+            growth = self._files.growth(source, ends, known, temporary)
+            parts = [part.file for part in growth.values() if part.file is not None]
+            if not parts:
+                if self._events is not None:
+                    self._mark(growth, {})
+                    return
+                # All is learned. The features of users and items are those of any rows, which are old.
+                parts = [self._files.some_rows(source, ends, self._seen, temporary)]
+            with explained(said, advice):
+                tables = dataclasses.replace(source.tables, events=tuple(parts))
+                # Only a first reading may be repeated by another training.
+                is_kept = is_first and self._files.keeps_parts
+                source = dataclasses.replace(source, tables=tables)
+                raw = read(source, self._data, cache, None if is_kept else kept)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        if is_first:
+            check_number(source, self._data, len(raw.events.time) + raw.num_skipped)
+        of_file = raw.events_per_file
+        counts = {
+            name: of_file[source.tables.name_of(part.file)]
+            for name, part in growth.items()
+            if part.file is not None
+        }
+        if not counts:
+            raw = only(raw, np.zeros(len(raw.events.time), bool))
+        self._add(dataclasses.replace(raw, events_per_file=counts), source.schema, names, growth)
 
     def _add(
         self,
@@ -157,9 +191,10 @@ class StreamReader:
     ) -> None:
         """Add the events of a reading to the unlearned ones, without late ones."""
         counts, place = raw.events_per_file, {name: number for number, name in enumerate(names)}
-        begins = {name: growth[name].rows if name in growth else 0 for name in counts}
+        begins = {name: growth[name].rows for name in counts}
         file = np.repeat([place[name] for name in counts], [*counts.values()]).astype(np.int32)
-        row = np.concatenate([begins[name] + np.arange(number) for name, number in counts.items()])
+        rows = [begins[name] + np.arange(number) for name, number in counts.items()]
+        row = np.concatenate([np.zeros(0, np.int64), *rows])
         # A file that is not read in parts was read again from its begin.
         known = np.array([self._marks[name][-1].rows if name in self._marks else 0 for name in names])
         for name, number in counts.items():
@@ -170,10 +205,15 @@ class StreamReader:
                     "or train anew without --resume."
                 )
         seen = np.array([self._seen.get(name, 0) for name in names])
-        times, position = raw.events.time, self.position
-        is_late = position.predicted.includes(times, file, row, names) & (row >= seen[file])
+        times = raw.events.time
+        predicted, frontier = (
+            # After a gap the numbers of rows differ, and those of the same time may be learned.
+            dataclasses.replace(newest, row=NEVER) if self._has_gap(newest.file, growth) else newest
+            for newest in (self.position.predicted, self.position.frontier)
+        )
+        is_late = predicted.includes(times, file, row, names) & (row >= seen[file])
         num_late = int(np.count_nonzero(is_late))
-        is_left = (row >= known[file]) & ~is_late & ~position.frontier.includes(times, file, row, names)
+        is_left = (row >= known[file]) & ~is_late & ~frontier.includes(times, file, row, names)
         notes = [*raw.skipped]
         if num_late:
             one = f"{schema.label} is older than the trained events, and is skipped"
@@ -197,14 +237,22 @@ class StreamReader:
         # Only now, when the reading cannot fail any more.
         self._before = {name: getattr(self, name) for name in ("_events", "_names", "_notes", "position")}
         self._before |= {name: {**getattr(self, name)} for name in ("_marks", "_seen")}
-        for name, part in growth.items():
-            rows = part.rows + counts[name]
-            mark = dataclasses.replace(part.end, rows=rows, read=rows)
-            self._marks[name] = _thinned([*self._marks.get(name, [FilePosition()]), mark])
-            self._seen[name] = max(rows, self._seen.get(name, 0))
+        self._mark(growth, counts)
         after = self._learned_after(names, file, row, raw.events.time, order)
         self._events, self._names, self._notes = _Unlearned(raw, file, row, order, after), names, notes
         self.position = dataclasses.replace(self.position, num_late=self.position.num_late + num_late)
+
+    def _has_gap(self, name: str, growth: Mapping[str, Growth]) -> bool:
+        """Return True if rows between the last reading of a file and the next one were removed."""
+        return name in growth and name in self._marks and growth[name].rows > self._marks[name][-1].rows
+
+    def _mark(self, growth: Mapping[str, Growth], counts: Mapping[str, int]) -> None:
+        """Add the marks of a reading. counts: number of rows of each file that were read."""
+        for name, part in growth.items():
+            rows = part.rows + counts.get(name, 0)
+            mark = dataclasses.replace(part.end, rows=rows, read=rows)
+            self._marks[name] = _thinned([*self._marks.get(name, [FilePosition()]), mark])
+            self._seen[name] = max(rows, self._seen.get(name, 0))
 
     def _order_of(
         self,
@@ -232,7 +280,24 @@ class StreamReader:
             notes.append(
                 f"{said}; a --resume skips {ahead:,} over a day ahead of the clock" if ahead else said
             )
-        return order[: len(order) - held]
+        order = order[: len(order) - held]
+        delay = self._config.stream.delay
+        if not (self._trains and delay is not None and self._span.is_time and len(order)):
+            return order
+        # A partition that is late may have events of a window that seems to be complete.
+        times = raw.events.time[order]
+        newest = np.full(len(names), position.predicted.time)
+        np.maximum.at(newest, file[order], times)
+        until = max(newest.min(), times[-1] - delay.amount, times[0])
+        number = int(np.searchsorted(times, until, side="right"))
+        if number < len(order):
+            late = ", ".join(np.array(names)[newest < times[number]])
+            several = counted(len(order) - number, schema.label)
+            notes.append(
+                f"{several} held back until {late} has as new ones, or others are newer by --partition_delay "
+                f"{self._config.stream.partition_delay}"
+            )
+        return order[:number]
 
     def _learned_after(
         self, names: list[str], file: np.ndarray, row: np.ndarray, times: np.ndarray, order: np.ndarray

@@ -55,7 +55,7 @@ class File:
     name. size: in bytes, -1 if a server does not report it. partitions: (column, value) of its folders.
     encoding, delimiter: of text. columns: their names, if the text has no header. part: (begin, end) of the
     bytes that are read of a text that grows, besides its header; None for all. rows_before: number of rows
-    before the part.
+    before the part. label: name for messages instead of the path.
     """
 
     # Never shown: an address may hold a password.
@@ -70,6 +70,7 @@ class File:
     # Not in the name of its rows on the disk, which has a digest of the bytes.
     part: tuple[int, int] | None = field(default=None, repr=False)
     rows_before: int = field(default=0, repr=False)
+    label: str = field(default="", repr=False)
 
     def __str__(self) -> str:
         return self.name
@@ -77,7 +78,7 @@ class File:
     @property
     def name(self) -> str:
         """Name for messages: the path, or the URL without secrets."""
-        return shown(self.path)
+        return self.label or shown(self.path)
 
     @property
     def is_text(self) -> bool:
@@ -102,7 +103,7 @@ class File:
 
 @dataclass(frozen=True)
 class Tables:
-    """Files of each role, in the order of their paths; there is at least one of events.
+    """Files of each role, in the order of their paths; only a topic has no file of events.
 
     root: the given folder or URL. ignored: the names of the files there that are no tables.
     """
@@ -166,10 +167,11 @@ PROSE = re.compile(
 PARTITION = re.compile(r"([^=]+)=(.*)")
 
 
-def find_tables(path: str | Path, files: Files | None = None) -> Tables:
+def find_tables(path: str | Path, files: Files | None = None, events: Sequence[str] | None = None) -> Tables:
     """Find the tables of a file, a folder or a URL, without reading them.
 
     files: the section of the schema; its paths are relative to the folder, or to the folder of the file.
+    events: paths of the events, which are not searched then.
 
     Raises:
         UserError: when there are none, a named one is missing, one role has files of several formats, or a
@@ -202,7 +204,9 @@ def find_tables(path: str | Path, files: Files | None = None) -> Tables:
                 f"Cannot read {path_of}: {why_no_table(path_of)}. Fix: unpack it, pack it as .gz, or move "
                 f"it to another folder; or name the events to read under [files] of {FILENAME}."
             )
-    if not roles.get(EVENTS):
+    if events is not None:
+        roles[EVENTS] = [*events]
+    elif not roles.get(EVENTS):
         raise UserError(
             f"{shown(root)} holds no table of events; give a file or a folder with CSV, TSV, JSON lines, "
             f"Parquet or Arrow files{_of_others(folder, ignored)}."

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -15,7 +17,7 @@ from recsuite.datasets.tables.schema_file import IncompleteSchemaError, read_sch
 from recsuite.datasets.tables.sections import TableSchema
 from recsuite.datasets.tables.validation import validate
 from recsuite.errors import UserError, printable
-from recsuite.files import explained, locked
+from recsuite.files import explained, locked, replace_file
 from recsuite.hooks import extra
 from recsuite.places import is_remote
 
@@ -104,22 +106,10 @@ def locate(config: DataConfig, root: Path) -> TableSource:
         UserError: when there are none, when they cannot be read, or when the schema does not fit them.
     """
     path, written = config.data_path, schema_path(config.data_path)
-    if not _is_complete(written):
-        # Before writing a file there: the folder may hold no tables.
-        if not written.exists():
-            find_tables(path)
-        lock = written.with_name(f".{written.name}.lock")
-        with explained(f"Cannot write {printable(written)}"):
-            written.parent.mkdir(parents=True, exist_ok=True)
-            # Several launches may start at once.
-            with locked(lock, f"writing {written}", SCHEMA_DEADLINE):
-                try:
-                    if not _is_complete(written):
-                        extra("guess").propose(path).show()
-                finally:
-                    # Only the schema stays beside the tables. A process that takes a new lock meanwhile
-                    # writes the same schema, in one rename.
-                    lock.unlink(missing_ok=True)
+    # Before writing a file there: the folder may hold no tables.
+    if not written.exists():
+        find_tables(path)
+    ensure_schema(written, lambda: contextlib.nullcontext(path))
     # Imported here: a rank with existing columns does not need Arrow in memory.
     from recsuite.datasets.tables.formats import columns_of
 
@@ -127,6 +117,32 @@ def locate(config: DataConfig, root: Path) -> TableSource:
     assert source is not None
     validate(source.table_schema, columns_of(source.tables), written)
     return source
+
+
+def ensure_schema(written: Path, tables: Callable[[], contextlib.AbstractContextManager[str | Path]]) -> None:
+    """Guess, write and show missing sections of a schema.toml. tables: opens the tables, to guess from.
+
+    Raises:
+        UserError: when they do not tell it, or it cannot be written.
+    """
+    if _is_complete(written):
+        return
+    lock = written.with_name(f".{written.name}.lock")
+    with explained(f"Cannot write {printable(written)}"):
+        written.parent.mkdir(parents=True, exist_ok=True)
+        # Several launches may start at once.
+        with locked(lock, f"writing {written}", SCHEMA_DEADLINE):
+            try:
+                if not _is_complete(written):
+                    with tables() as path:
+                        proposal = extra("guess").propose(path)
+                        if proposal.path != written:
+                            replace_file(written, proposal.path.read_bytes())
+                        dataclasses.replace(proposal, path=written).show()
+            finally:
+                # Only the schema stays beside the tables. A process that takes a new lock meanwhile
+                # writes the same schema, in one rename.
+                lock.unlink(missing_ok=True)
 
 
 def _is_complete(path: Path) -> bool:

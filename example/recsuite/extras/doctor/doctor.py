@@ -98,7 +98,7 @@ def check_data(config: Config) -> str:
 
     if config.stream.topic:
         with contextlib.closing(extra("kafka").Topic(config)) as topic:
-            offsets = topic.offsets().values()
+            offsets = topic.ends().values()
         number = counted(sum(end - low for low, end in offsets), "message")
         return f"{config.stream.topic}: {number} in {counted(len(offsets), 'partition')}"
     try:
