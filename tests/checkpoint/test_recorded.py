@@ -48,6 +48,7 @@ OF_THE_COMMAND_LINE = (
         "top",
         "follow",
         "follow_data",
+        "partition_delay",
         "warm_start",
         "format",
         "row_type",

@@ -1,4 +1,4 @@
-"""Messages of a Kafka topic become files: each message once, up to the end offsets, whatever breaks."""
+"""Messages of a Kafka topic as events of a stream: each once, up to the end offsets, whatever breaks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +17,24 @@ import pytest
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.streams import FilePosition, StreamPosition
+from recsuite.datasets.preparation.stream_reader import StreamReader
+from recsuite.datasets.streams import FilePosition, Frontier, StreamPosition, StreamState
 from recsuite.errors import UserError
 from recsuite.extras import kafka as topics
 from recsuite.extras.doctor.doctor import check_data
-from recsuite.extras.kafka import COPY, RECORD, Topic, file_of, lines_of
-from tests.support.kafka import KafkaError, MockKafka, as_arrow, as_json, config_of, ratings
-from tests.support.stream_reader import read, reader_of, sizes
+from recsuite.extras.kafka import Topic, lines_of
+from tests.support.kafka import (
+    KafkaError,
+    MockKafka,
+    as_arrow,
+    as_json,
+    config_of,
+    confluent_kafka,
+    ratings,
+)
+from tests.support.stream_reader import read, reader_of
+
+FIRST = 1_700_000_000
 
 
 @pytest.fixture(scope="module")
@@ -40,68 +51,48 @@ def name(kafka: MockKafka, request: pytest.FixtureRequest) -> str:
     return found
 
 
-def copied(config: Config) -> list[str]:
+@contextlib.contextmanager
+def opened(config: Config, state: StreamState | None = None) -> Iterator[tuple[Topic, StreamReader]]:
     with contextlib.closing(Topic(config)) as topic:
-        return topic.copy(topic.offsets())
-
-
-def lines_in(folder: Path) -> dict[str, list[bytes]]:
-    paths = sorted((folder / COPY).glob("partition-*"))
-    return {path.name: path.read_bytes().splitlines() for path in paths}
-
-
-def test_each_message_is_copied_once_in_the_order_of_offsets(
-    kafka: MockKafka, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(topics, "OFFSETS_IN_FILE", 100)
-    values = as_json(ratings(900))
-    kafka.send(name, values, 3)
-    config = config_of(kafka.address(name), tmp_path)
-    assert copied(config) == []
-    found = lines_in(tmp_path)
-    assert [*found] == [file_of(partition, offset) for partition in range(3) for offset in (0, 100, 200)]
-    for partition in range(3):
-        mine = [found[file_of(partition, offset)] for offset in (0, 100, 200)]
-        assert [len(lines) for lines in mine] == [100, 100, 100]
-        assert [line for lines in mine for line in lines] == values[partition::3]
-    copied(config)
-    assert lines_in(tmp_path) == found
-
-
-def test_a_copy_ends_at_the_given_offsets_and_the_next_one_begins_there(
-    kafka: MockKafka, name: str, tmp_path: Path
-) -> None:
-    values = as_json(ratings(300))
-    kafka.send(name, values[:150], 3)
-    with contextlib.closing(Topic(config_of(kafka.address(name), tmp_path))) as topic:
-        offsets = topic.offsets()
-        assert offsets == {0: (0, 50), 1: (0, 50), 2: (0, 50)}
-        kafka.send(name, values[150:], 3)
-        topic.copy(offsets)
-        assert [len(lines) for lines in lines_in(tmp_path).values()] == [50, 50, 50]
-        topic.copy(topic.offsets())
-    assert [*lines_in(tmp_path).values()] == [values[k::3] for k in range(3)]
-
-
-def test_what_a_killed_process_wrote_after_the_record_is_cut_off(
-    kafka: MockKafka, name: str, tmp_path: Path
-) -> None:
-    values = as_json(ratings(300))
-    kafka.send(name, values[:150], 3)
-    config = config_of(kafka.address(name), tmp_path)
-    copied(config)
-    for text in ('{"user": "half', '{"user": "whole", "item": 1, "rating": 1, "timestamp": 1}\n'):
-        with (tmp_path / COPY / file_of(1, 0)).open("a") as file:
-            file.write(text)
-    (tmp_path / COPY / file_of(1, topics.OFFSETS_IN_FILE)).write_text("{}\n")
-    kafka.send(name, values[150:], 3)
-    copied(config)
-    assert [*lines_in(tmp_path).values()] == [values[k::3] for k in range(3)]
+        reader = reader_of(config, *([state] if state else []), files=topic)
+        with contextlib.closing(reader):
+            yield topic, reader
 
 
 def columns_of(config: Config) -> Columns:
     """The columns of a new stream of all events."""
-    return read(reader_of(config), config)
+    with opened(config) as (topic, reader):
+        return read(reader, config, topic.ends())
+
+
+def times_in(columns: Columns) -> list[int]:
+    """Times of the events, as places in `ratings`."""
+    return [(time - FIRST) // 900 for time in columns.column("time").tolist()]
+
+
+def test_each_message_is_read_once_up_to_the_given_ends_and_nothing_stays(
+    kafka: MockKafka, name: str, tmp_path: Path
+) -> None:
+    values = as_json(ratings(300))
+    kafka.send(name, values[:150], 3)
+    config = config_of(kafka.address(name), tmp_path)
+    with opened(config) as (topic, reader):
+        ends = topic.ends()
+        assert ends == {f"partition-0000{number}": (0, 50) for number in range(3)}
+        kafka.send(name, values[150:], 3)
+        assert times_in(read(reader, config, ends)) == [*range(150)]
+        reader.advance(100)
+        columns = read(reader, config, topic.ends())
+        assert times_in(columns) == [*range(100, 300)]
+        assert columns.segment is not None
+        assert {(mark.file, mark.position.bytes) for mark in columns.segment.marks} == {
+            (partition, offset) for partition in ends for offset in (0, 50, 100)
+        }
+        assert read(reader, config, topic.ends()).num_train == 200
+        reader.advance(300)
+        assert not [*tmp_path.rglob("*.jsonl")]
+    assert [path.name for path in tmp_path.iterdir()] == [".columns", "schema.toml"]
+    assert [path.name for path in (tmp_path / ".columns").iterdir()] == [".lock"]
 
 
 def test_json_and_arrow_messages_give_the_same_columns_as_a_file_of_the_same_rows(
@@ -117,12 +108,10 @@ def test_json_and_arrow_messages_give_the_same_columns_as_a_file_of_the_same_row
     )
     kafka.send(f"{name}-arrow", as_arrow(rows, 10), 3)
     for each in (name, f"{name}-arrow"):
-        config = config_of(kafka.address(each), tmp_path / each)
-        copied(config)
-        found.append(columns_of(config))
+        found.append(columns_of(config_of(kafka.address(each), tmp_path / each)))
     files = config_of("", tmp_path / "files").replaced(stream=True)
     (tmp_path / "files" / "rows.jsonl").write_bytes(b"\n".join(as_json(rows)) + b"\n")
-    found.append(columns_of(files))
+    found.append(read(reader_of(files), files))
     assert found[0].num_train == 240
     # The digests of all columns, except those of the place of an event in its file.
     digests = [
@@ -178,37 +167,45 @@ def test_bad_messages_are_bad_rows_and_messages_without_a_value_are_counted(
     rows[100:100] = [b"no json", None, b'{"user": "u1", "item": 1}', b"\xff", b'[{"user": 1}]', None]
     kafka.send(name, rows, 3)
     config = config_of(kafka.address(name), tmp_path)
-    assert copied(config) == [f"skipped 2 messages without a value of {kafka.address(name)}"]
-    with pytest.raises(UserError, match=r"events/partition-00000\S+, line 35: rating is missing\. Fix"):
+    with pytest.raises(UserError, match=r"/partition-00000 from offset 0, line 35: rating is missing\. Fix"):
         columns_of(config)
-    columns = columns_of(config.replaced(bad_rows="skip", max_bad_rows=0.1))
-    assert columns.num_train == 290
-    assert sum("partition-0000" in note and "not a JSON object" in note for note in columns.notes) == 2
+    config = config.replaced(bad_rows="skip", max_bad_rows=0.1)
+    with opened(config) as (topic, reader):
+        ends = topic.ends()
+        assert reader.read(ends) == [f"skipped 2 messages without a value of {topic.address}"]
+        columns = reader.columns()
+        assert columns.num_train == 290
+        assert sum("partition-0000" in note and "not a JSON object" in note for note in columns.notes) == 2
+        # Nothing to parse, but the position moves.
+        kafka.send(name, [None, None, None], 3)
+        assert reader.read(topic.ends()) == [f"skipped 3 messages without a value of {topic.address}"]
+        assert reader.read(topic.ends()) == []
 
 
 def test_a_lost_broker_and_moved_leaders_lose_no_message(kafka: MockKafka, name: str, tmp_path: Path) -> None:
     values = as_json(ratings(3_000))
     kafka.send(name, values[:1_500], 3)
-    with contextlib.closing(Topic(config_of(kafka.address(name), tmp_path))) as topic:
-        topic.copy(topic.offsets())
+    config = config_of(kafka.address(name), tmp_path)
+    with opened(config) as (topic, reader):
+        reader.read(topic.ends())
         kafka.send(name, values[1_500:], 3)
-        offsets = topic.offsets()
+        ends = topic.ends()
         for broker in (1, 2):
             kafka.stop(broker)
-        copying = threading.Thread(target=topic.copy, args=(offsets,))
-        copying.start()
+        reading = threading.Thread(target=reader.read, args=(ends,))
+        reading.start()
         time.sleep(1)
-        assert copying.is_alive()
+        assert reading.is_alive()
         for partition in range(3):
             kafka.move(name, partition, 3)
-        copying.join(30)
-        assert not copying.is_alive()
+        reading.join(30)
+        assert not reading.is_alive()
         for broker in (1, 2):
             kafka.start(broker)
-    assert [*lines_in(tmp_path).values()] == [values[k::3] for k in range(3)]
+        assert times_in(reader.columns()) == [*range(3_000)]
 
 
-def test_a_broker_that_stays_away_is_reported_and_ends_a_copy_with_one_sentence(
+def test_a_broker_that_stays_away_is_reported_and_ends_a_reading_with_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(topics, "ASK_SECONDS", 0.3)
@@ -216,92 +213,176 @@ def test_a_broker_that_stays_away_is_reported_and_ends_a_copy_with_one_sentence(
     with contextlib.closing(MockKafka(1)) as kafka:
         kafka.create("away", 1)
         kafka.send("away", as_json(ratings(10)), 1)
-        with contextlib.closing(Topic(config_of(kafka.address("away"), tmp_path, timeout=4))) as topic:
-            offsets = topic.offsets()
+        with opened(config_of(kafka.address("away"), tmp_path, timeout=4)) as (topic, reader):
+            ends = topic.ends()
             kafka.stop(1)
             with pytest.raises(
                 UserError, match=r"Cannot read kafka://\S+/away: no message has come for 2 s, "
             ):
-                topic.copy(offsets)
+                reader.read(ends)
             with pytest.raises(UserError, match=r"no answer for . s \(.*\)\. Fix: check the address"):
-                topic.offsets()
+                topic.ends()
             assert capsys.readouterr().out.count(f"waiting for an answer of {topic.address}: ") == 1
             kafka.start(1)
-            topic.copy(topic.offsets())
-    assert len(lines_in(tmp_path)[file_of(0, 0)]) == 10
+            reader.read(topic.ends())
+            assert reader.columns().num_train == 10
 
 
-def test_no_broker_and_no_such_topic_are_one_sentence_each(kafka: MockKafka, tmp_path: Path) -> None:
+def test_no_broker_no_such_topic_and_no_message_are_one_sentence_each(
+    kafka: MockKafka, name: str, tmp_path: Path
+) -> None:
     with pytest.raises(
         UserError, match=r"^kafka://\S+/none does not exist: the brokers have no topic none\.$"
     ):
-        copied(config_of(kafka.address("none"), tmp_path))
+        columns_of(config_of(kafka.address("none"), tmp_path))
     with pytest.raises(UserError, match=r"^Cannot read kafka://localhost:1/x: no answer for . s"):
-        copied(config_of("kafka://localhost:1/x", tmp_path, timeout=2))
-
-
-def test_a_topic_without_messages_is_refused(kafka: MockKafka, name: str, tmp_path: Path) -> None:
+        columns_of(config_of("kafka://localhost:1/x", tmp_path, timeout=2))
     with pytest.raises(UserError, match="has no message with a value"):
-        copied(config_of(kafka.address(name), tmp_path))
+        columns_of(config_of(kafka.address(name), tmp_path))
 
 
-def test_removed_messages_are_counted_or_refused_if_they_were_learned(
+def learned(kafka: MockKafka, name: str, config: Config) -> StreamState:
+    """The state of a stream with 30 learned messages of 60 that were read, 20 in each partition."""
+    kafka.send(name, as_json(ratings(60)), 3)
+    with opened(config) as (topic, reader):
+        vocabulary = Path(read(reader, config, topic.ends()).folder, "vocabulary.json").read_text()
+    newest = Frontier(FIRST + 900 * 29, "partition-00002", 9)
+    files = {f"partition-0000{number}": FilePosition(5, 5, "", 20) for number in range(3)}
+    return StreamState(vocabulary, 30, StreamPosition(files, newest, newest, FIRST))
+
+
+def test_a_resume_reads_from_the_offsets_of_the_checkpoint_and_counts_removed_messages(
+    kafka: MockKafka, name: str, tmp_path: Path
+) -> None:
+    config = config_of(kafka.address(name), tmp_path)
+    state = learned(kafka, name, config)
+    with opened(config, state) as (topic, reader):
+        # What is removed before offset 5 is learned.
+        assert reader.read({**topic.ends(), "partition-00000": (5, 20)}) == []
+        assert times_in(reader.columns()) == [*range(30, 60)]
+    with opened(config, state) as (topic, reader):
+        # As if the topic had removed messages: the mock brokers do not. Of partition 2 one is learned.
+        notes = reader.read({**topic.ends(), "partition-00000": (15, 20), "partition-00002": (9, 20)})
+        assert notes == [
+            f"partition-0000{number} of {topic.address} begins at offset {low}: the topic removed "
+            f"{low - 5} offsets from 5 on, of which those that are not learned are skipped"
+            for number, low in ((0, 15), (2, 9))
+        ]
+        columns = reader.columns()
+        assert times_in(columns) == [place for place in range(30, 60) if place % 3 or place >= 45]
+        assert columns.segment is not None
+        # The one of the second of the newest learned event, which cannot be told from a new one.
+        assert columns.segment.position.num_late == 1
+
+
+def test_new_and_removed_partitions_and_another_topic_are_told_or_refused(
+    kafka: MockKafka, name: str, tmp_path: Path
+) -> None:
+    config = config_of(kafka.address(name), tmp_path)
+    state = learned(kafka, name, config)
+
+    def read_with(change: Mapping[str, tuple[int, int] | None], state: StreamState) -> list[str]:
+        with opened(config, state) as (topic, reader):
+            ends = {**topic.ends(), **change}
+            return reader.read({name: end for name, end in ends.items() if end is not None})
+
+    with pytest.raises(UserError, match=r"/partition-00001 is gone, and 15 of its rows may not be learned"):
+        read_with({"partition-00001": None}, state)
+    with pytest.raises(
+        UserError, match=r"partition-00002 of .* ends at offset 4, .* before offset 5: it is another topic"
+    ):
+        read_with({"partition-00002": (0, 4)}, state)
+    files = {name: position for name, position in state.position.files.items() if "1" not in name}
+    position = StreamPosition(files, state.position.frontier, state.position.predicted, FIRST)
+    assert read_with({}, StreamState(state.vocabulary, 30, position)) == [
+        f"partition-00001 of {kafka.address(name)} is new, and is read from offset 0 on"
+    ]
+
+
+def test_a_stream_that_has_learned_all_goes_on_after_a_resume(
+    kafka: MockKafka, name: str, tmp_path: Path
+) -> None:
+    config = config_of(kafka.address(name), tmp_path)
+    state = learned(kafka, name, config)
+    newest = Frontier(FIRST + 900 * 59, "partition-00002", 19)
+    files = {name: FilePosition(20, 20, "", 20) for name in state.position.files}
+    state = StreamState(state.vocabulary, 60, StreamPosition(files, newest, newest, FIRST))
+    with opened(config, state) as (topic, reader):
+        assert read(reader, config, topic.ends()).num_train == 0
+        kafka.send(name, as_json(ratings(6, first=60)), 3)
+        assert times_in(read(reader, config, topic.ends())) == [*range(60, 66)]
+
+
+def test_another_consumer_of_the_group_changes_nothing(kafka: MockKafka, name: str, tmp_path: Path) -> None:
+    kafka.send(name, as_json(ratings(60)), 3)
+    settings = {
+        **{"bootstrap.servers": kafka.address(name)[8:].split("/")[0], "group.id": "recsuite"},
+        **{"auto.offset.reset": "earliest", "enable.auto.commit": True},
+    }
+    config = config_of(kafka.address(name), tmp_path)
+    with contextlib.closing(confluent_kafka.Consumer(settings)) as other:
+        other.subscribe([name])
+        assert len(other.consume(30, 10)) > 0
+        other.commit(asynchronous=False)
+        with opened(config) as (topic, reader):
+            assert times_in(read(reader, config, topic.ends())) == [*range(60)]
+
+
+def lagging(kafka: MockKafka, name: str, folder: Path, **flags: Any) -> Config:
+    """A topic that is followed. Its third partition ends half an hour before the others."""
+    rows = ratings(9)
+    kafka.send(name, [*as_json(rows[:7]), None, None], 3)
+    kafka.send(name, as_json(rows[7:]), 2)
+    return config_of(kafka.address(name), folder, **{"follow_data": True, "window": "15m", **flags})
+
+
+@pytest.mark.parametrize(
+    ("flags", "held", "late"),
+    [
+        ({}, 3, ["partition-00002"]),
+        ({"partition_delay": "14m"}, 1, ["partition-00000", "partition-00002"]),
+        ({"window": "4"}, 0, []),
+        ({"follow_data": False}, 0, []),
+    ],
+)
+def test_events_after_the_newest_of_a_late_partition_are_held_back_up_to_a_delay(
+    kafka: MockKafka, name: str, tmp_path: Path, flags: dict[str, Any], held: int, late: list[str]
+) -> None:
+    config = lagging(kafka, name, tmp_path, **{"partition_delay": "9h", **flags})
+    if not config.stream.follow_data:
+        config = config.replaced(partition_delay="5m")
+    with opened(config) as (topic, reader):
+        reader.read(topic.ends())
+        columns = reader.columns()
+        # The newest events are those of places 7, 8, 5.
+        assert times_in(columns) == [*range(9 - held)]
+        assert [note for note in columns.notes if "held back" in note] == (
+            [
+                f"{held} rating{'s' if held > 1 else ''} held back until {', '.join(late)} has a newer one, or "
+                f"others are newer by --partition_delay {config.stream.partition_delay}"
+            ]
+            if held
+            else []
+        )
+        if held == 3:
+            kafka.send(name, [None, None, *as_json(ratings(1, first=7))], 3)
+            assert times_in(read(reader, config, topic.ends())) == [0, 1, 2, 3, 4, 5, 6, 7, 7]
+
+
+def test_events_of_files_beside_a_topic_are_told_and_named_ones_refused(
     kafka: MockKafka, name: str, tmp_path: Path
 ) -> None:
     kafka.send(name, as_json(ratings(60)), 3)
     config = config_of(kafka.address(name), tmp_path)
-    with contextlib.closing(Topic(config)) as topic:
-        topic.copy(dict.fromkeys(range(3), (0, 10)))
-        of_files = sizes(config)
-        before = StreamPosition({name: FilePosition(10, of_files[name], "", 10) for name in of_files})
-        # As if the topic retained only the messages from these offsets on.
-        notes = topic.copy({0: (15, 20), 1: (5, 20), 2: (0, 20)})
-        assert notes == [
-            f"the offsets 10 to 14 of partition 0 of {topic.address} are skipped, because the topic removed "
-            "them before they were copied"
-        ]
-        assert [len(lines) for lines in lines_in(tmp_path).values()] == [15, 20, 20]
-        topic.check_retained(before, sizes(config))
-        for path in (tmp_path / COPY).iterdir():
-            path.unlink()
-        topic.copy({0: (15, 20), 1: (0, 20), 2: (0, 20)})
-        with pytest.raises(
-            UserError, match=r"partition 0 of \S+ before offset 15, and .* Fix: put the earlier"
-        ):
-            topic.check_retained(before, sizes(config))
-
-
-def test_a_copy_of_something_else_is_refused(kafka: MockKafka, name: str, tmp_path: Path) -> None:
-    kafka.send(name, as_json(ratings(60)), 3)
-    config = config_of(kafka.address(name), tmp_path)
-    copied(config)
-    record = tmp_path / COPY / RECORD
-    good = record.read_text()
-    for text, message in (
-        (good.replace(name, "other"), "has the messages of the topic other; give another --data_path"),
-        (good[:-5], "is damaged: .* Fix: remove"),
-        (good.replace('"0": 20', '"0": 25'), "Partition 0 of .* ends at offset 20, .* before offset 25"),
-        (good.replace(".jsonl", ".jsonl0", 1), "is not as it was written. Fix: put it back"),
-    ):
-        record.write_text(text)
-        with pytest.raises(UserError, match=message):
-            copied(config)
-    record.unlink()
-    with pytest.raises(UserError, match=r"is not of a copy of .*, which needs this folder for itself"):
-        copied(config)
-
-
-def test_events_beside_the_copy_are_refused_or_not_read(kafka: MockKafka, name: str, tmp_path: Path) -> None:
-    kafka.send(name, as_json(ratings(60)), 3)
-    config = config_of(kafka.address(name), tmp_path)
-    copied(config)
     (tmp_path / "sample.jsonl").write_bytes(b"\n".join(as_json(ratings(9))) + b"\n")
-    assert columns_of(config).num_train == 60
+    with opened(config) as (topic, reader):
+        assert reader.read(topic.ends()) == [
+            f"not read: sample.jsonl; the events are the messages of {topic.address}"
+        ]
+        assert reader.columns().num_train == 60
     with (tmp_path / "schema.toml").open("a") as file:
         file.write('[files]\nevents = "sample.jsonl"\n')
-    with pytest.raises(
-        UserError, match=r"sample.jsonl would be read as events too. Fix: write events = \"events\""
-    ):
+    with pytest.raises(UserError, match=r'schema.toml names the events "?sample.jsonl"?, .* remove the line'):
         columns_of(config)
 
 
@@ -321,6 +402,7 @@ def test_settings_come_from_a_file_and_are_not_shown(
             'KAFKA_CONFIG has a wrong setting: No such configuration property: "no.such',
         ),
         ("enable.auto.commit=true", "enable.auto.commit in KAFKA_CONFIG is set by --stream; remove the line"),
+        ("isolation.level=read_uncommitted", "isolation.level in KAFKA_CONFIG is set by --stream"),
         (
             "security.protocol=sasl_plaintext\nsasl.mechanism=PLAIN\nsasl.username=u\nsasl.password=secret",
             "the brokers refuse this client .* the login in the file that KAFKA_CONFIG",
@@ -328,11 +410,11 @@ def test_settings_come_from_a_file_and_are_not_shown(
     ):
         path.write_text(text)
         with pytest.raises(UserError, match=message) as refused:
-            copied(config)
+            columns_of(config)
         assert "secret" not in str(refused.value)
     path.write_text("client.id = mine\nsasl.password=secret\n")
-    assert copied(config) == []
-    assert "secret" not in json.dumps(config.flags) + (tmp_path / "data" / COPY / RECORD).read_text()
+    assert columns_of(config).num_train == 60
+    assert "secret" not in json.dumps(config.flags)
 
 
 def test_the_doctor_counts_the_messages_of_a_topic(kafka: MockKafka, name: str, tmp_path: Path) -> None:
@@ -344,26 +426,36 @@ def test_the_doctor_counts_the_messages_of_a_topic(kafka: MockKafka, name: str, 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     with pytest.raises(UserError, match=r"requires confluent-kafka, .* pip install confluent-kafka"):
-        Topic(config_of("kafka://localhost:1/x", tmp_path)).offsets()
+        Topic(config_of("kafka://localhost:1/x", tmp_path)).ends()
 
 
-class Compacted:
-    """A client of one partition of which a topic has removed messages."""
+class Transactional:
+    """A client of one partition of which some offsets have no message, in batches of a few offsets."""
 
-    def __init__(self, offsets: list[int], end: int) -> None:
-        self.offsets, self.end, self.assigned = offsets, end, list[int]()
+    def __init__(self, offsets: list[int]) -> None:
+        self.offsets, self.end, self.begin = offsets, 0, 0
+
+    def list_topics(self, name: str, timeout: float) -> Any:
+        return SimpleNamespace(topics={name: SimpleNamespace(error=None, partitions=[0])})
+
+    def get_watermark_offsets(self, partition: Any, timeout: float) -> tuple[int, int]:
+        return 0, self.end
 
     def assign(self, partitions: list[Any]) -> None:
-        self.assigned = [partition.offset for partition in partitions]
+        (self.begin,) = (partition.offset for partition in partitions)
 
     def consume(self, number: int, seconds: float) -> list[Any]:
-        found = [(offset, None) for offset in self.offsets if offset >= self.assigned[-1]]
-        return [message(*each) for each in (*found, (self.end, KafkaError._PARTITION_EOF))]
+        # A broker gives nothing behind the last stable offset, and then tells the end.
+        found = [offset for offset in self.offsets if self.begin <= offset < self.end]
+        return [*(message(offset, None) for offset in found), message(self.end, KafkaError._PARTITION_EOF)]
 
     def incremental_unassign(self, partitions: list[Any]) -> None:
         pass
 
     def unassign(self) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 
@@ -375,12 +467,18 @@ def message(offset: int, error: int | None) -> Any:
     )
 
 
-def test_offsets_without_a_message_are_passed_over_and_the_end_is_kept(tmp_path: Path) -> None:
-    topic = Topic(config_of("kafka://localhost:1/x", tmp_path))
-    # Of the last offsets no message is left.
-    topic._consumer = Compacted([0, 3, 7], end=9)
-    for end, left, begin in ((5, [0, 3], 0), (9, [0, 3, 7], 5)):
-        topic.copy({0: (0, end)})
-        assert topic._consumer.assigned == [begin]
-        assert lines_in(tmp_path) == {file_of(0, 0): [as_json(ratings(1, first=each))[0] for each in left]}
-        assert json.loads((tmp_path / COPY / RECORD).read_text())["next"] == {"0": end}
+def test_aborted_and_removed_messages_are_passed_over_and_an_open_transaction_ends_a_reading(
+    tmp_path: Path,
+) -> None:
+    config = config_of("kafka://localhost:1/x", tmp_path)
+    # A transaction of offsets 4 to 7 is open; then it is committed. That of 8 to 11 is aborted.
+    client = Transactional([0, 2, 4, 6])
+    with opened(config) as (topic, reader):
+        topic._consumer = client
+        for end, times in ((4, [0, 2]), (8, [0, 2, 4, 6]), (12, [0, 2, 4, 6])):
+            client.end = end
+            assert times_in(read(reader, config, topic.ends())) == times
+        client.offsets.append(12)
+        client.end = 14
+        assert times_in(read(reader, config, topic.ends())) == [0, 2, 4, 6, 12]
+        assert client.begin == 12

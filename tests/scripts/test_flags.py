@@ -31,9 +31,11 @@ VALUES: dict[str, str] = {
     **{"eviction": "lfu", "split": "random", "checkpoint": "latest", "task": "response", "preset": "none"},
     **{"batch_size": "100", "synthetic_ratings": "5000", "max_bad_rows": "0.5", "cutoffs": "5"},
     **{"storage": "disk", "memory_budget": "2GB", "storage_dir": "data", "validation_fraction": "0.1"},
+    "partition_delay": "9m",
 }
 WITH = {
     **dict.fromkeys(("window", "follow_data"), "--stream"),
+    "partition_delay": "--stream kafka://a/b --data_path data --follow_data",
     **dict.fromkeys(("checkpoint", "until", "other_data", "accept_changed_model"), "--load"),
     **dict.fromkeys(("save_dir", "dump_every", "keep", "async_dump", "warm_start"), "--dump"),
     **dict.fromkeys(("top", "follow"), "--recommend --user 1"),

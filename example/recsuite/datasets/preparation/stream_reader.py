@@ -294,7 +294,7 @@ class StreamReader:
             late = ", ".join(np.array(names)[newest < times[number]])
             several = counted(len(order) - number, schema.label)
             notes.append(
-                f"{several} held back until {late} has as new ones, or others are newer by --partition_delay "
+                f"{several} held back until {late} has a newer one, or others are newer by --partition_delay "
                 f"{self._config.stream.partition_delay}"
             )
         return order[:number]
