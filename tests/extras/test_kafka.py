@@ -356,14 +356,11 @@ def test_events_after_the_newest_of_a_late_partition_are_held_back_up_to_a_delay
         columns = reader.columns()
         # The newest events are those of places 7, 8, 5.
         assert times_in(columns) == [*range(9 - held)]
-        assert [note for note in columns.notes if "held back" in note] == (
-            [
-                f"{held} rating{'s' if held > 1 else ''} held back until {', '.join(late)} has a newer one, or "
-                f"others are newer by --partition_delay {config.stream.partition_delay}"
-            ]
-            if held
-            else []
-        )
+        notes = [note for note in columns.notes if "held back" in note]
+        assert len(notes) == bool(held)
+        for note in notes:
+            assert note.startswith(f"{held} rating")
+            assert f" held back until {', '.join(late)} has a newer one, or others are newer by" in note
         if held == 3:
             kafka.send(name, [None, None, *as_json(ratings(1, first=7))], 3)
             assert times_in(read(reader, config, topic.ends())) == [0, 1, 2, 3, 4, 5, 6, 7, 7]
