@@ -4,10 +4,10 @@
     python benchmarks/kafka.py --events 20000 --chunks 2
 
 The brokers are librdkafka's mock cluster in this process, on the same cores. Events go to the topic in rounds
-of a million, because a mock broker retains 5 MiB of a partition, and after each round the time of the copy is
-measured. Then the columns are made of all of them. For the delay, a training follows the topic, and a server
-the training. A chunk is sent, and the time is measured until the served model has learned it; then the same
-with a file of the same events.
+of a million, because a mock broker retains 5 MiB of a partition, and after each round the time is measured
+until they are in columns; then they count as learned. For the delay, a training follows the topic, and a
+server the training. A chunk is sent, and the time is measured until the served model has learned it; then the
+same with a file of the same events.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ from example import make_model
 from recsuite.config.config import Config
 from recsuite.datasets.preparation.recent import RecentEvents
 from recsuite.datasets.preparation.stream_reader import StreamReader
-from recsuite.datasets.source import locate
 from recsuite.datasets.streams import EMPTY_STREAM_STATE
-from recsuite.extras.kafka import COPY, Topic
+from recsuite.extras.kafka import Topic
 from recsuite.serving.followers import wait_for_first
 from recsuite.serving.served import Follower
 
@@ -56,7 +55,7 @@ TOPIC, FILE = "a topic", "a file"
 def main() -> None:
     """Measure and show, and write if that is asked for."""
     parser = make_parser(__doc__)
-    parser.add_argument("--events", type=int, default=10_000_000, help="of the copy (default: 10,000,000)")
+    parser.add_argument("--events", type=int, default=10_000_000, help="of a topic (default: 10,000,000)")
     parser.add_argument("--chunks", type=int, default=30, help="chunks, one after the other (default: 30)")
     parser.add_argument("--chunk", type=int, default=256, help="events of a chunk (default: 256)")
     finish("kafka", parser.parse_args(), measure, None, render, PAGE)
@@ -143,37 +142,32 @@ def config_of(folder: Path, stream: str | bool) -> Config:
 
 
 def throughput(brokers: Brokers, kind: str, flags: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """Seconds to copy all events of a topic to files, and to make columns of the files."""
-    name = folder.name.partition(",")[0]
+    """Seconds from the brokers to columns for all events of a topic."""
+    name, number = folder.name.partition(",")[0], 0
     config, seconds = config_of(folder, f"kafka://{brokers.servers}/{name}"), 0.0
     brokers.producer.list_topics(name, timeout=10)
     with contextlib.closing(Topic(config)) as topic:
+        recent = RecentEvents(config.data.history)
+        reader = StreamReader(config, topic, EMPTY_STREAM_STATE, recent, "benchmark")
         for begin in range(0, flags.events, ROUND):
             brokers.send(name, MESSAGES[kind](rows_of(begin, min(ROUND, flags.events - begin))))
             start = time.perf_counter()
-            topic.copy(topic.offsets())
+            reader.read(topic.ends())
+            columns = reader.columns()
             seconds += time.perf_counter() - start
-    start = time.perf_counter()
-    reader = StreamReader(config, EMPTY_STREAM_STATE, RecentEvents(config.data.history), "benchmark")
-    reader.read({file.name: file.size for file in locate(config.data, config.runtime.seed).files})
-    number = 0
-    while reader.has_more:
-        columns = reader.columns()
-        number += columns.num_train
-        reader.advance(number)
+            number += columns.num_train
+            reader.advance(number)
     assert number == flags.events
-    return {"copy": seconds, "columns": time.perf_counter() - start}
+    return {"columns": seconds}
 
 
 def delays(brokers: Brokers | None, flags: argparse.Namespace, folder: Path) -> list[float]:
     """Seconds from each chunk to a served model that has learned it; without brokers, of a file."""
     folder.mkdir()
     config = config_of(folder / "data", f"kafka://{brokers.servers}/delay" if brokers else True)
-    path, begin = folder / "data" / COPY / "events.jsonl", 100 * flags.chunk
+    path, begin = folder / "data" / "events.jsonl", 100 * flags.chunk
     if brokers:
         brokers.producer.list_topics("delay", timeout=10)
-    else:
-        path.parent.mkdir()
 
     def send(rows: Sequence[tuple[int, ...]]) -> None:
         if brokers:
@@ -207,14 +201,9 @@ def render(result: dict[str, Any]) -> str:
     """Events a second, and the delays."""
     events = result["events"]
     lines = [
-        [
-            kind,
-            *(f"{events / seconds:,.0f}" for seconds in (found["copy"], found["columns"])),
-            f"{events / (found['copy'] + found['columns']):,.0f}",
-        ]
-        for kind, found in result["throughput"].items()
+        [kind, f"{events / sum(seconds.values()):,.0f}"] for kind, seconds in result["throughput"].items()
     ]
-    header = [f"{events:,} events, events/s", "brokers to files", "files to columns", "both"]
+    header = [f"{events:,} events", "events/s, brokers to columns"]
     said = ", ".join(
         f"{median(seconds):.2f} s (median), {max(seconds):.2f} s (longest) from {name}"
         for name, seconds in result["delays"].items()

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from recsuite.checkpoint.folder import newest_in
+from recsuite.checkpoint.folder import LEFTOVER, newest_in
 from recsuite.checkpoint.format import read_manifest
 from recsuite.training.progress import StreamProgress
 from tests.support.kafka import SCHEMA, MockKafka, as_json, ratings
@@ -55,9 +55,11 @@ def content(kafka: MockKafka, topic: str, folder: Path) -> tuple[dict[str, str],
 def stage_of(folder: Path, printed: Path) -> str:
     """The stage at which a training was killed."""
     last = (printed.read_text().splitlines() or [""])[-1].partition("] ")[2]
-    if not any(word in last for word in ("dumped", "window", "waiting", "loaded", "has ")):
+    if not (folder / "dumps").exists() or not any(
+        word in last for word in ("dumped", "window", "waiting", "loaded", "has ")
+    ):
         return "before it has the events"
-    if [*(folder / "dumps").glob(".*")] and any((folder / "dumps").glob("*.unfinished*")):
+    if any(LEFTOVER.fullmatch(path.name) for path in (folder / "dumps").iterdir()):
         return "while a checkpoint is written"
     newest = newest_in(folder / "dumps")
     stream = None if newest is None else read_manifest(newest).progress.stream

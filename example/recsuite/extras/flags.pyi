@@ -67,6 +67,7 @@ class Flags(TypedDict, total=False):
     stream: bool | str
     window: str
     follow_data: bool
+    partition_delay: str
     until: int
     checkpoint: str
     save_dir: str | Path
