@@ -271,8 +271,11 @@ def test_texts_are_restored_from_their_arrays() -> None:
 def test_two_texts_with_one_id_are_refused_by_name() -> None:
     one, other = Texts.of(np.array([5]), [b"one"]), Texts.of(np.array([5, 6]), [b"other", b"six"])
     assert one.with_others(one, "user").texts.tolist() == [b"one"]
-    with pytest.raises(UserError, match="'one' and 'other' of user have the same id, 5"):
-        one.with_others(other, "user")
+    assert other.with_others(Texts.of(np.array([7, 4]), [b"7", b"4"]), "user").ids.tolist() == [4, 5, 6, 7]
+    twice = Texts.of(np.array([5, 5]), [b"one", b"other"])
+    for texts, others in ((one, other), (other, one), (Texts.none(), twice)):
+        with pytest.raises(UserError, match=r"'(one|other)' and '(one|other)' of user have the same id, 5"):
+            texts.with_others(others, "user")
 
 
 @pytest.mark.parametrize("ends", [[2, 1], [1, 2], [1, 4]])

@@ -32,7 +32,11 @@ GPUS = {"CUDA_VISIBLE_DEVICES": os.environ.setdefault("GPUS_FOR_TESTS", SEEN)}
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 # A deadline is there for what hangs: on a busy machine all takes so many times as long.
 PATIENCE = 10
-LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# Of a launch. A test that joins a group in this process may have set the interface, to the loopback.
+LAUNCH_VARIABLES = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+)
 
 
 @contextlib.contextmanager

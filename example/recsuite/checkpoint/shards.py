@@ -106,8 +106,15 @@ class Texts:
 
     def of_ids(self, ids: np.ndarray) -> Texts:
         """Return the texts of some ids; ids without a text are skipped."""
-        which = np.isin(self.ids, ids)
-        return Texts(self.ids[which], self.texts[which])
+        places, is_known = self._places_of(np.unique(ids))
+        return Texts(self.ids[places[is_known]], self.texts[places[is_known]])
+
+    def _places_of(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the places of ids, or those to insert them at, and a mask of those that have a text."""
+        places = np.searchsorted(self.ids, ids)
+        is_known = places < len(self.ids)
+        is_known[is_known] = self.ids[places[is_known]] == ids[is_known]
+        return places, is_known
 
     def with_others(self, others: Texts, table: str) -> Texts:
         """Return these and other texts together.
@@ -115,16 +122,25 @@ class Texts:
         Raises:
             UserError: when one id stands for two texts; names both.
         """
-        both = Texts.of(np.concatenate([self.ids, others.ids]), np.concatenate([self.texts, others.texts]))
-        ids, texts = both.ids, both.texts
-        same = ids[1:] == ids[:-1]
-        for index in np.flatnonzero(same & (texts[1:] != texts[:-1])):
-            one, other = (printable(text.decode("utf-8", "replace")) for text in texts[index : index + 2])
-            raise UserError(
-                f"{one!r} and {other!r} of {table} have the same id, {ids[index]}; rename one of them."
-            )
-        first = np.concatenate([np.ones(len(ids[:1]), bool), ~same])
-        return Texts(ids[first], texts[first])
+        # Only the others are sorted: these may be many, and stay where they are.
+        places, is_known = self._places_of(others.ids)
+        new, place = Texts(others.ids[~is_known], others.texts[~is_known]), places[is_known]
+        _refuse_same_ids(self.texts[place], others.texts[is_known], others.ids[is_known], table)
+        is_again = new.ids[1:] == new.ids[:-1]
+        _refuse_same_ids(new.texts[:-1][is_again], new.texts[1:][is_again], new.ids[1:][is_again], table)
+        is_first = np.concatenate([np.ones(len(new.ids[:1]), bool), ~is_again])
+        at = places[~is_known][is_first]
+        return Texts(
+            np.insert(self.ids, at, new.ids[is_first]), np.insert(self.texts, at, new.texts[is_first])
+        )
+
+
+def _refuse_same_ids(texts: np.ndarray, others: np.ndarray, ids: np.ndarray, table: str) -> None:
+    for place in np.flatnonzero(texts != others)[:1]:
+        one, other = (printable(text.decode("utf-8", "replace")) for text in (texts[place], others[place]))
+        raise UserError(
+            f"{one!r} and {other!r} of {table} have the same id, {ids[place]}; rename one of them."
+        )
 
 
 def name_of(table: str, slot: str) -> str:

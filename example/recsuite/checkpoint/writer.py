@@ -82,6 +82,8 @@ from recsuite.training.state import ShardedModel
 SLOWEST_DISK = 5 * 10**6
 # Raw value of row 0 of a table whose raw values are whole numbers.
 UNKNOWN_NUMBER = np.iinfo(np.int64).min
+# Texts of a table's ids from which on those that are in no use are removed.
+LEAST_TEXTS = 2**16
 
 # Tensors that are written, by their names in the shard files.
 Tensors = dict[str, "torch.Tensor | ShardedTensor"]
@@ -254,6 +256,8 @@ class CheckpointWriter:
         self.optimizer = train_state.optimizer_name
         # Texts of ids, of the tables that have such ids.
         self.texts: dict[str, Texts] = {}
+        # Number of texts of a table beyond which those that no row needs are removed.
+        self._most_texts: dict[str, int] = {}
         raise_on_all(lambda: self._add_texts(columns, chain))
         self.shapes = shapes_of(named_tensors(self.tables, self.dense))
         self.plan = describe_plan(train_state.model, columns)
@@ -305,6 +309,17 @@ class CheckpointWriter:
         self.finish()
         self.columns = columns
         raise_on_all(lambda: self._add_texts(columns))
+        self._drop_texts(columns)
+
+    def _drop_texts(self, columns: Columns) -> None:
+        """Remove the texts of ids without a row of this rank that the data do not have, if they are many."""
+        for name, texts in self.texts.items():
+            if len(texts.ids) > self._most_texts.get(name, LEAST_TEXTS):
+                used = [self.tables[name].export()["ids"].cpu().numpy()]
+                used += [np.asarray(ids)] if (ids := columns.ids_of(name)) is not None else []
+                self.texts[name] = left = texts.of_ids(np.concatenate(used))
+                # So that each text is looked at a few times at most.
+                self._most_texts[name] = max(LEAST_TEXTS, 2 * len(left.ids))
 
     @property
     def next_is_delta(self) -> bool:
