@@ -269,10 +269,19 @@ def test_a_resume_reads_from_the_offsets_of_the_checkpoint_and_counts_removed_me
             for number, low in ((0, 15), (2, 9))
         ]
         columns = reader.columns()
-        assert times_in(columns) == [place for place in range(30, 60) if place % 3 or place >= 45]
+        times = times_in(columns)
+        assert times == [place for place in range(30, 60) if place % 3 or place >= 45]
         assert columns.segment is not None
         # The one of the second of the newest learned event, which cannot be told from a new one.
         assert columns.segment.position.num_late == 1
+        marks = {mark.file: mark.position for mark in columns.segment.marks if not mark.learned_at > 30}
+    # A checkpoint has the offsets after what was removed, which is told once.
+    assert [mark.bytes for mark in marks.values()] == [15, 5, 9]
+    position = columns.segment.position
+    position = StreamPosition(marks, position.frontier, position.predicted, FIRST)
+    with opened(config, StreamState(state.vocabulary, 30, position)) as (topic, reader):
+        assert reader.read({**topic.ends(), "partition-00000": (15, 20), "partition-00002": (9, 20)}) == []
+        assert times_in(reader.columns()) == times
 
 
 def test_new_and_removed_partitions_and_another_topic_are_told_or_refused(

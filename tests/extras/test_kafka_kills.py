@@ -26,10 +26,10 @@ pytestmark = pytest.mark.soak
 KILLS, RANKS, PARTITIONS = 50, 2, 3
 # Windows of 48 ratings, of three steps each. The mean label is that of the first thousand.
 FLAGS = (
-    *("--inc_dump", "--dump_every", 3, "--window", "12h", "--batch_size", 16, "--history", 5),
+    *("--inc_dump", "--dump_every", 2, "--window", "12h", "--batch_size", 16, "--history", 5),
     *("--vocabulary", "dynamic", "--capacity", 500, "--embedding_dim", 4, "--mlp_dims", 4, "--resume"),
 )
-FIRST, CHUNK = 1_500, 45
+FIRST, CHUNK = 1_500, 30
 NUMBER = FIRST + 2 * KILLS * CHUNK
 
 
@@ -93,7 +93,7 @@ def test_a_training_that_is_killed_fifty_times_equals_the_undisturbed_one(tmp_pa
             sender = threading.Timer(draw.uniform(0, 4), kafka.send, ("killed", rest, PARTITIONS))
             sender.start()
             follow = command(kafka, "killed", killed, *FLAGS, "--follow_data", "--partition_delay", "2d")
-            num_dumps, pause = draw.choice([0, 1, 1, 2, 3]), draw.uniform(0, 0.4)
+            num_dumps, pause = draw.choice([0, 1, 2, 3, 4]), draw.uniform(0, 0.3)
             with printed.open("w") as output, started(follow, stdout=output, stderr=output) as process:
                 until = time.monotonic() + (draw.uniform(0.2, 4) if num_dumps == 0 else 60)
                 while time.monotonic() < until:

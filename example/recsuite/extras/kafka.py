@@ -119,7 +119,7 @@ class Topic:
         """Return the data set without its events: they are no files. A missing schema is guessed and written.
 
         Raises:
-            UserError: see `extents`, and when the messages do not tell the schema.
+            UserError: see `ends`, and when the messages do not tell the schema.
         """
         data = self._config.data
         written = schema_path(data.data_path)
@@ -175,9 +175,10 @@ class Topic:
         for name, (low, end) in extents.items():
             position = known.get(name, FilePosition(bytes=-1))
             if end > position.bytes:
-                # If messages were removed, their rows cannot be told from the learned ones.
+                # If messages were removed, the next one may be any of those that were read, or a new one.
                 rows = position.rows if low <= position.bytes else max(position.rows, position.read)
-                growth[name] = Growth(files.get(name), rows, FilePosition(bytes=end))
+                begin = FilePosition(rows, low, "", rows) if low > position.bytes else None
+                growth[name] = Growth(files.get(name), rows, FilePosition(bytes=end), begin)
         return growth
 
     def some_rows(

@@ -54,6 +54,9 @@ class StreamWindows:
     def begin(self, stream: StreamProgress | None) -> StreamProgress:
         """Return the progress of the stream."""
         stream = stream or StreamProgress(position=self._segment.position)
+        # The numbers of rows may have changed since the checkpoint.
+        position = dataclasses.replace(stream.position, frontier=self._segment.position.frontier)
+        stream = dataclasses.replace(stream, position=position)
         # A window under way was predicted, and the baseline knows it.
         self._biases.learn(*self._events_of(self.window_of(stream)))
         return stream

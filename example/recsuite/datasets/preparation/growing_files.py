@@ -25,12 +25,13 @@ AT_ONCE = 2**20
 class Growth(NamedTuple):
     """Part of a file to read. rows: number of rows before it; end: position after it, without its rows.
 
-    file: None if nothing is in it.
+    file: None if nothing is in it. begin: position of its begin, if it is not where the last reading ended.
     """
 
     file: File | None
     rows: int
     end: FilePosition
+    begin: FilePosition | None = None
 
 
 class StreamFiles(Protocol):

@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 MOST_MARKS = 16
 # Users out of a fixed vocabulary that are kept.
 MOST_UNKNOWN = 2**16
+# Late partitions that a note names.
+MOST_NAMES = 3
 # Position of an event that is held back.
 NEVER = 2**53
 
@@ -207,7 +209,7 @@ class StreamReader:
         seen = np.array([self._seen.get(name, 0) for name in names])
         times = raw.events.time
         predicted, frontier = (
-            # After a gap the numbers of rows differ, and those of the same time may be learned.
+            # Rows of the same time may be learned.
             dataclasses.replace(newest, row=NEVER) if self._has_gap(newest.file, growth) else newest
             for newest in (self.position.predicted, self.position.frontier)
         )
@@ -240,18 +242,22 @@ class StreamReader:
         self._mark(growth, counts)
         after = self._learned_after(names, file, row, raw.events.time, order)
         self._events, self._names, self._notes = _Unlearned(raw, file, row, order, after), names, notes
-        self.position = dataclasses.replace(self.position, num_late=self.position.num_late + num_late)
+        num_late += self.position.num_late
+        newest = {"predicted": predicted, "frontier": frontier}
+        self.position = dataclasses.replace(self.position, **newest, num_late=num_late)
 
     def _has_gap(self, name: str, growth: Mapping[str, Growth]) -> bool:
-        """Return True if rows between the last reading of a file and the next one were removed."""
-        return name in growth and name in self._marks and growth[name].rows > self._marks[name][-1].rows
+        """Return True if the rows of a file that were read have other numbers now: some were removed."""
+        return name in self._marks and name in growth and growth[name].rows > self._marks[name][-1].rows
 
     def _mark(self, growth: Mapping[str, Growth], counts: Mapping[str, int]) -> None:
         """Add the marks of a reading. counts: number of rows of each file that were read."""
         for name, part in growth.items():
             rows = part.rows + counts.get(name, 0)
             mark = dataclasses.replace(part.end, rows=rows, read=rows)
-            self._marks[name] = _thinned([*self._marks.get(name, [FilePosition()]), mark])
+            before = self._marks.get(name, [] if part.begin else [FilePosition()])
+            begin = [] if part.begin is None else [part.begin]
+            self._marks[name] = _thinned([*before, *begin, mark])
             self._seen[name] = max(rows, self._seen.get(name, 0))
 
     def _order_of(
@@ -291,11 +297,11 @@ class StreamReader:
         until = max(newest.min(), times[-1] - delay.amount, times[0])
         number = int(np.searchsorted(times, until, side="right"))
         if number < len(order):
-            late = ", ".join(np.array(names)[newest < times[number]])
-            several = counted(len(order) - number, schema.label)
+            late = [name for name, time in zip(names, newest, strict=True) if time < times[number]]
+            several, listed = counted(len(order) - number, schema.label), ", ".join(late[:MOST_NAMES])
             notes.append(
-                f"{several} held back until {late} has a newer one, or others are newer by --partition_delay "
-                f"{self._config.stream.partition_delay}"
+                f"{several} held back until {listed}{', ...' * (len(late) > MOST_NAMES)} has a newer one, or "
+                f"others are newer by --partition_delay {self._config.stream.partition_delay}"
             )
         return order[:number]
 
