@@ -18,7 +18,7 @@ import pytest
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.stream_reader import StreamReader
-from recsuite.datasets.streams import FilePosition, Frontier, StreamPosition, StreamState
+from recsuite.datasets.streams import EMPTY_STREAM_STATE, FilePosition, Frontier, StreamPosition, StreamState
 from recsuite.errors import UserError
 from recsuite.extras import kafka as topics
 from recsuite.extras.doctor.doctor import check_data
@@ -52,9 +52,9 @@ def name(kafka: MockKafka, request: pytest.FixtureRequest) -> str:
 
 
 @contextlib.contextmanager
-def opened(config: Config, state: StreamState | None = None) -> Iterator[tuple[Topic, StreamReader]]:
+def opened(config: Config, state: StreamState = EMPTY_STREAM_STATE) -> Iterator[tuple[Topic, StreamReader]]:
     with contextlib.closing(Topic(config)) as topic:
-        reader = reader_of(config, *([state] if state else []), files=topic)
+        reader = reader_of(config, state, topic)
         with contextlib.closing(reader):
             yield topic, reader
 

@@ -48,9 +48,11 @@ Seen = dict[str, int]
 
 
 class Watcher(Protocol):
-    """Polling of the events of a stream for new ones. known: see `StreamFiles.ends`."""
+    """Polling of the events of a stream for new ones."""
 
-    known: Mapping[str, Any]
+    @property
+    def known(self) -> Mapping[str, Any]:
+        """How far the events are known, see `StreamFiles.ends`."""
 
     def has_grown(self) -> bool:
         """True if there is more than `known`, which is updated then. Collective: every rank."""

@@ -243,8 +243,9 @@ class StreamReader:
         after = self._learned_after(names, file, row, raw.events.time, order)
         self._events, self._names, self._notes = _Unlearned(raw, file, row, order, after), names, notes
         num_late += self.position.num_late
-        newest = {"predicted": predicted, "frontier": frontier}
-        self.position = dataclasses.replace(self.position, **newest, num_late=num_late)
+        self.position = dataclasses.replace(
+            self.position, predicted=predicted, frontier=frontier, num_late=num_late
+        )
 
     def _has_gap(self, name: str, growth: Mapping[str, Growth]) -> bool:
         """Return True if the rows of a file that were read have other numbers now: some were removed."""
