@@ -188,6 +188,29 @@ def test_a_training_follows_a_topic_and_late_messages_are_skipped_and_counted(
     assert stream_in(save_dir).end == 1_440
 
 
+def test_a_window_waits_for_a_late_partition_up_to_the_delay_and_then_its_events_are_late(
+    kafka: MockKafka, tmp_path: Path
+) -> None:
+    kafka.create("late", 2)
+    kafka.send("late", as_json(ratings(400)), 2)
+    data, save_dir = folder_of(tmp_path / "data"), tmp_path / "dumps"
+    flags = ("--stream", kafka.address("late"), *STREAM, *ONE_RANK, "--follow_data")
+    flags = (*flags, "--window", "1d", "--partition_delay", "1d")
+    with started([sys.executable, "-u", *command(data, save_dir, *flags)]) as process:
+        # A day has 96 ratings, the first one only 8.
+        wait_for(process, "waiting for more ratings")
+        assert stream_in(save_dir).end == 392
+        # Two days in one partition, of which one is behind the delay.
+        kafka.send("late", as_json(ratings(192, first=400)), 1)
+        wait_for(process, "96 ratings held back until partition-00001 has a newer one")
+        wait_for(process, "waiting for more ratings")
+        assert stream_in(save_dir).end == 488
+        kafka.send("late", [None, *as_json(ratings(1, first=450))], 2)
+        wait_for_ratings(process, 0, 1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+
+
 def test_lost_brokers_end_every_rank_with_one_sentence(tmp_path: Path) -> None:
     data, save_dir = folder_of(tmp_path / "data"), tmp_path / "dumps"
     with contextlib.ExitStack() as stack:
