@@ -2,11 +2,14 @@
 
     python benchmarks/stream_cost.py --write                       docs/stream_cost.json: minutes
     python benchmarks/stream_cost.py --before 2000,4000 --chunks 2
+    python benchmarks/stream_cost.py --lasting 1000000,100000000   one training that never ends: hours
 
 A training learns the events that are there in long windows, and ends. Then it is resumed with --follow_data,
 and a server follows it. A chunk of events is appended to their file, a window for each, and the time is
 measured until the served model has learned it. The users are few: all have whole histories from the first
-size on, so what the stream keeps is the same after any number of events. Prints each figure beside its bar.
+size on, so what the stream keeps is the same after any number of events. Last, one training follows a file
+that grows in long windows, and its memory is measured after the sizes of --lasting. Prints each figure beside
+its bar.
 """
 
 from __future__ import annotations
@@ -30,8 +33,8 @@ from recsuite.serving.served import Follower
 
 PAGE = DOCS / "dynamic.md"
 NUM_USERS, NUM_ITEMS, FIRST_TIME = 300, 500, 1_700_000_000
-# Events of a window before the measured ones.
-LONG_WINDOW = 16_384
+# Events of a window before the measured ones, and those that are appended at once in long windows.
+LONG_WINDOW, PIECE = 16_384, 2**18
 SCHEMA = (
     '[user]\ncolumn = "user"\n[item]\ncolumn = "item"\n'
     '[timestamp]\ncolumn = "timestamp"\nformat = "unix"\n'
@@ -50,6 +53,12 @@ def main() -> None:
         default=[10_000, 1_000_000],
         help="events that are learned before, for each measurement (default: 10000,1000000)",
     )
+    parser.add_argument(
+        "--lasting",
+        type=comma_separated(int),
+        default=[1_000_000, 10_000_000],
+        help="events after which the memory of one training is measured (default: 1000000,10000000)",
+    )
     parser.add_argument("--chunks", type=int, default=30, help="chunks, one after the other (default: 30)")
     parser.add_argument("--chunk", type=int, default=256, help="events of a chunk (default: 256)")
     finish("stream_cost", parser.parse_args(), measure, judge, render, PAGE, mark="stream cost")
@@ -59,7 +68,8 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
     """All results of a run."""
     with tempfile.TemporaryDirectory() as folder:
         after = [costs(flags, before, Path(folder, str(before))) for before in flags.before]
-    return {**describe(), "chunk": flags.chunk, "chunks": flags.chunks, "after": after}
+        lasting = memory_after(flags.lasting, Path(folder, "lasting"))
+    return {**describe(), "chunk": flags.chunk, "chunks": flags.chunks, "after": after, "lasting": lasting}
 
 
 def append(path: Path, begin: int, end: int) -> None:
@@ -76,15 +86,8 @@ def append(path: Path, begin: int, end: int) -> None:
 
 def costs(flags: argparse.Namespace, before: int, folder: Path) -> dict[str, Any]:
     """Delays of chunks after so many events, and the CPU seconds and the memory of the training."""
-    data, dumps = folder / "data", folder / "dumps"
-    data.mkdir(parents=True)
-    (data / "schema.toml").write_text(SCHEMA)
-    path = data / "events.csv"
-    path.write_text("user,item,rating,timestamp\n")
+    path, dumps, command = begun(folder)
     append(path, 0, before)
-    places = ("--data_path", data, "--save_dir", dumps, "--stream")
-    tables = ("--vocabulary", "dynamic", "--capacity", 2 * NUM_ITEMS, "--num_workers", 0)
-    command = [sys.executable, EXAMPLE, *places, *tables]
     learned = [*command, "--dump", "--window", LONG_WINDOW]
     subprocess.run([*map(str, learned)], check=True, stdout=subprocess.DEVNULL)
     follows = [*command, "--inc_dump", "--resume", "--follow_data", "--window", flags.chunk]
@@ -113,6 +116,42 @@ def costs(flags: argparse.Namespace, before: int, folder: Path) -> dict[str, Any
     }
 
 
+def begun(folder: Path) -> tuple[Path, Path, list[object]]:
+    """Return a file without events, a folder for checkpoints, and the command of a stream of the file."""
+    data, dumps = folder / "data", folder / "dumps"
+    data.mkdir(parents=True)
+    (data / "schema.toml").write_text(SCHEMA)
+    path = data / "events.csv"
+    path.write_text("user,item,rating,timestamp\n")
+    places = ("--data_path", data, "--save_dir", dumps, "--stream")
+    tables = ("--vocabulary", "dynamic", "--capacity", 2 * NUM_ITEMS, "--num_workers", 0)
+    return path, dumps, [sys.executable, EXAMPLE, *places, *tables]
+
+
+def memory_after(sizes: list[int], folder: Path) -> list[dict[str, int]]:
+    """Memory of one training after so many events, with the events of a folder that grows."""
+    path, dumps, command = begun(folder)
+    window = min(LONG_WINDOW, *sizes)
+    command += ["--inc_dump", "--follow_data", "--window", window]
+    memory: list[dict[str, int]] = []
+    end = min(PIECE, sizes[0])
+    append(path, 0, end)
+    with subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL) as process:
+        try:
+            wait_for_first(dumps)
+            follower = Follower(dumps, model=make_model, checkpoint="latest")
+            while len(memory) < len(sizes):
+                wait_until(follower, end // window * window)
+                if end == sizes[len(memory)]:
+                    memory.append({"learned": end, "memory": memory_of(process.pid)})
+                    continue
+                begin, end = end, min(end + PIECE, sizes[len(memory)])
+                append(path, begin, end)
+        finally:
+            process.terminate()
+    return memory
+
+
 def cpu_seconds_of(process: int) -> float:
     """CPU seconds of a process and its threads so far."""
     # Behind the name of the program, which may have blanks: user and system time are the 12th and 13th.
@@ -138,7 +177,12 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
         ("memory, last over first", last["memory"] / first["memory"], 1.05),
     ):
         bars.append(bar(name, value, limit, f"{value:.3f}", f"{limit}", at_most=True))
-    return bars
+    kept = [each["memory"] for each in result["lasting"]]
+    ratio = max(kept) / kept[0]
+    return [
+        *bars,
+        bar("memory of one training, most over first", ratio, 1.05, f"{ratio:.3f}", "1.05", at_most=True),
+    ]
 
 
 def render(result: dict[str, Any]) -> str:
@@ -153,7 +197,11 @@ def render(result: dict[str, Any]) -> str:
         for each in result["after"]
     ]
     head = ["events learned before", "delay, s: median (longest)", "CPU s for 1,000 events", "memory, MiB"]
-    return f"{table(head, rows)}\n\n{result['chunks']} chunks of {result['chunk']} events. {origin(result)}."
+    kept = [f"{each['memory'] / 2**20:,.0f} MiB after {each['learned']:,}" for each in result["lasting"]]
+    return (
+        f"{table(head, rows)}\n\n{result['chunks']} chunks of {result['chunk']} events; one training, not "
+        f"resumed: {', '.join(kept)}. {origin(result)}."
+    )
 
 
 if __name__ == "__main__":

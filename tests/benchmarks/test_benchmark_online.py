@@ -49,7 +49,9 @@ def test_a_topic_and_a_file_of_the_same_events_are_measured(tmp_path: Path) -> N
 
 
 def test_the_costs_after_few_and_many_events_of_a_stream_are_measured(tmp_path: Path) -> None:
-    found, printed = measured("stream_cost", tmp_path, "--before", "512,1024", "--chunks", 2)
+    found, printed = measured(
+        "stream_cost", tmp_path, "--before", "512,1024", "--chunks", 2, "--lasting", "512,1024"
+    )
     assert [(each["before"], len(each["delays"])) for each in found["after"]] == [(512, 2), (1_024, 2)]
     assert all(each["cpu_seconds"] > 0 and each["memory"] > 2**20 for each in found["after"])
     assert "CPU seconds, last over first" in printed
