@@ -194,8 +194,8 @@ def test_a_window_waits_for_a_late_partition_up_to_the_delay_and_then_its_events
     kafka.create("late", 2)
     kafka.send("late", as_json(ratings(400)), 2)
     data, save_dir = folder_of(tmp_path / "data"), tmp_path / "dumps"
-    flags = ("--stream", kafka.address("late"), *STREAM, *ONE_RANK, "--follow_data")
-    flags = (*flags, "--window", "1d", "--partition_delay", "1d")
+    follow = ("--follow_data", "--window", "1d", "--partition_delay", "1d")
+    flags = ("--stream", kafka.address("late"), *STREAM, *ONE_RANK, *follow)
     with started([sys.executable, "-u", *command(data, save_dir, *flags)]) as process:
         # A day has 96 ratings, the first one only 8.
         wait_for(process, "waiting for more ratings")

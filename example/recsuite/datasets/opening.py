@@ -52,7 +52,7 @@ class Watcher(Protocol):
 
     @property
     def known(self) -> Mapping[str, Any]:
-        """How far the events are known, see `StreamFiles.ends`."""
+        """Ends of the known events, see `StreamFiles.ends`."""
 
     def has_grown(self) -> bool:
         """True if there is more than `known`, which is updated then. Collective: every rank."""
