@@ -177,23 +177,26 @@ def check_users(raw: RawData, schema: Schema, exchange: PartitionExchange) -> in
     return sum(number for _, number in everyones)
 
 
+def marks_of_training(raw: RawData) -> np.ndarray:
+    """Return True for the training events, bool [events]."""
+    assert raw.official_test is not None
+    assert raw.official_validation is not None
+    return ~(raw.official_test | raw.official_validation)
+
+
 def vocabulary_of(
-    raw: RawData, schema: Schema, min_count: int, exchange: PartitionExchange
+    raw: RawData,
+    schema: Schema,
+    min_count: int,
+    is_train: np.ndarray,
+    counts: dict[str, np.ndarray],
+    exchange: PartitionExchange,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the vocabulary of the training events of all ranks, in the form of vocabulary.json, and notes.
 
-    Empty if one rank has all events: then that of the data applies. min_count: fewest training events of a
-    value with a row of its own.
+    min_count: fewest training events of a value with a row of its own; counts: number of training events of
+    each user here and of each item of all ranks, int64.
     """
-    if exchange.size == 1 and min_count == 1:
-        return {}, []
-    assert raw.official_test is not None
-    assert raw.official_validation is not None
-    is_train = ~(raw.official_test | raw.official_validation)
-    counts = {
-        USER: _counts(raw.events.user, is_train, len(raw.users)),
-        ITEM: exchange.total(_counts(raw.events.item, is_train, len(raw.items))),
-    }
     vocabulary, notes = dict[str, Any](), list[str]()
     for feature in schema.features:
         values = _column(raw, feature)
@@ -226,7 +229,7 @@ def _column(raw: RawData, feature: Feature) -> Any:
     return frame.get(feature.column)
 
 
-def _counts(column: np.ndarray, is_train: np.ndarray, number: int) -> np.ndarray:
+def counts_in(column: np.ndarray, is_train: np.ndarray, number: int) -> np.ndarray:
     """Count of each of range(number) among the training events, int64 [number]; below 0 is not counted."""
     counts = np.zeros(number, np.int64)
     for part in chunks(len(column), column):
@@ -243,7 +246,7 @@ def _values(
     Values without a training event are only those of ids.
     """
     if isinstance(values, Codes):
-        known, numbers = np.array(values.values), _counts(values.codes, is_train, len(values.values))
+        known, numbers = np.array(values.values), counts_in(values.codes, is_train, len(values.values))
     else:
         owners = counts[feature.entity]
         if feature.multi:

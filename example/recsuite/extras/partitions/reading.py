@@ -44,9 +44,6 @@ __all__ = ["Batches", "open_columns"]
 
 # Notes of other ranks than the first that are shown.
 MOST_NOTES = 20
-# Training ratings up to which a data set in one piece has initial rows with solved biases, see
-# `training.weights`, which imports TorchRec.
-MOST_FOR_BIASES = 50_000
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class PartitionSource(TableSource):
         return raw
 
 
-def open_columns(config: Config, context: RuntimeContext) -> PartColumns:
+def open_columns(config: Config, context: RuntimeContext) -> Columns:
     """Return the columns of the partitions of this rank. Collective: every rank.
 
     Raises:
@@ -100,7 +97,7 @@ def open_columns(config: Config, context: RuntimeContext) -> PartColumns:
             newest = newest_of(source.own, named)
             columns, _ = load_columns(newest, source.folder, source.schema, every_byte=False)
         assert columns is not None
-        return _joined(with_history(columns, config), named, config, exchange)
+        return with_history(_joined(columns, named, config, exchange), config)
 
 
 def _located(config: Config, exchange: PartitionExchange) -> tuple[PartitionSource, list[Any]]:
@@ -175,8 +172,7 @@ def _make(
 ) -> None:
     """Make the columns of this rank, at the same time as all others. digests: of the files."""
     from recsuite.datasets.preparation.making import make_columns
-    from recsuite.extras.partitions.exchange import WholeOfRanks
-    from recsuite.extras.partitions.merging import vocabulary_of
+    from recsuite.extras.partitions.totals import with_shared
 
     data = config.data
     with contextlib.ExitStack() as stack:
@@ -194,21 +190,26 @@ def _make(
         if digests_of_files(source.files) != digests:
             raise UserError(f"The files in {source.folder} changed while they were read; start again.")
         min_count = int(vars(config.extras["partitions"])["min_count"])
-        known, notes = vocabulary_of(raw, source.schema, min_count, exchange)
-        raw.skipped += notes
-        raw = dataclasses.replace(raw, whole=WholeOfRanks(exchange, known))
-        make_columns(folder, raw, source.schema, data, config.runtime.seed, there)
+        # One rank has the values of all events, unless some of them are cut.
+        shared = None
+        if exchange.size > 1 or min_count > 1:
+            raw, data, shared = with_shared(raw, source.schema, data, min_count, exchange)
+        make_columns(folder, raw, source.schema, data, config.runtime.seed, there, shared=shared)
 
 
 def _joined(columns: Columns, name: str, config: Config, exchange: PartitionExchange) -> PartColumns:
     """Return the columns of this rank with the sizes of all ranks."""
-    mine = (columns.num_train, columns.num_validation, columns.num_test), columns.num_skipped, columns.notes
-    sizes, skipped, notes = zip(*exchange.gathered(mine), strict=True)
+    mine = columns.num_train, columns.num_validation, columns.num_test
+    others = exchange.gathered((mine, columns.num_skipped, columns.longest_history, columns.notes))
+    sizes, skipped, longest, notes = zip(*others, strict=True)
     num_train, num_validation, num_test = (sum(each) for each in zip(*sizes, strict=True))
     shown = _shown(notes)
-    has_biases = config.model.preset == "rating" and "train" in config.modes and num_train <= MOST_FOR_BIASES
-    if has_biases and exchange.size > 1:
-        shown.append("the initial rows have no solved biases, which require all events in one piece")
+    if exchange.size > 1 and config.model.preset == "rating" and "train" in config.modes:
+        # A training imports TorchRec anyway.
+        from recsuite.training.weights import MOST_FOR_BIASES
+
+        if num_train <= MOST_FOR_BIASES:
+            shown.append("the initial rows have no solved biases, which require all events in one piece")
     return PartColumns(
         **{
             **vars(columns),
@@ -216,6 +217,7 @@ def _joined(columns: Columns, name: str, config: Config, exchange: PartitionExch
             "num_validation": num_validation,
             "num_test": num_test,
             "num_skipped": sum(skipped),
+            "longest_history": max(longest),
             "notes": tuple(shown),
             # The same for any number of ranks.
             "digest": f"{digest_of_bytes(name.encode())}-{num_train}-{num_validation}",

@@ -28,6 +28,8 @@ from recsuite.errors import counted
 from recsuite.runtime.console import say
 
 TRAIN, CATALOGUE = "train", "catalogue"
+# Column with a number for each user, the same on any rank.
+USER_NUMBERS = "user_numbers"
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,12 @@ class PartColumns(Columns):
         """Return values of the events of all ranks, rank after rank. Collective: every rank."""
         if not self.is_part:
             return values
-        from recsuite.runtime.process import all_gather_object
+        from recsuite.extras.partitions.exchange import joined
 
-        return np.concatenate(all_gather_object(lambda: np.array(values)))
+        return joined(values)
 
     def user_numbers(self, split: str) -> np.ndarray:
         """Return a number for the user of each event of a split, int64 [n]. Collective: every rank."""
-        from recsuite.extras.partitions.exchange import USER_NUMBERS
-
         if not self.is_part:
             return super().user_numbers(split)
         if self.num_users == 1:
