@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.opening import open_same_columns
 from recsuite.errors import UserError
-from recsuite.extras.partitions import merging
+from recsuite.extras.partitions import digests, merging
 from recsuite.runtime.process import RuntimeContext
 from tests.support.launch import EXAMPLE, launched, python, run_command, succeeded
 from tests.support.partition_files import log, write_parquet, write_partitions
@@ -57,6 +58,54 @@ def test_columns_are_made_once(written: Path, context: RuntimeContext, monkeypat
     first = open_same_columns(config_of(written), context)
     monkeypatch.setattr(merging, "with_split", None)
     assert open_same_columns(config_of(written), context) == first
+
+
+def test_a_start_reads_the_files_that_changed_alone(
+    folder: Path, context: RuntimeContext, monkeypatch: Any, capsys: Any
+) -> None:
+    files = [path for path in folder.rglob("*.parquet")]
+    for path in files:
+        os.utime(path, (1_600_000_000, 1_600_000_000))
+    read: list[str] = []
+    monkeypatch.setattr(digests, "digests_of_files", spied(read, digests.digests_of_files))
+    monkeypatch.setattr(digests, "digest_of", spied(read, digests.digest_of))
+    first = open_same_columns(config_of(folder), context)
+    assert sorted(read) == sorted(str(path.relative_to(folder)) for path in files)
+    read.clear()
+    assert open_same_columns(config_of(folder), context) == first
+    assert not read
+    # Other bytes with the same size, at another time.
+    path = part(folder, 1) / "split=test" / "data_0.parquet"
+    content = path.read_bytes()
+    frame = pandas.read_parquet(path, partitioning=None)
+    write_parquet(path, frame.assign(rating=frame["rating"].to_numpy()[::-1]))
+    assert path.stat().st_size == len(content)
+    assert open_same_columns(config_of(folder), context).digest != first.digest
+    assert {*read} == {str(path.relative_to(folder))}
+    path.write_bytes(content)
+    column = Path(first.folder) / "time.npy"
+    column.write_bytes(bytes(column.stat().st_size))
+    read.clear()
+    assert open_same_columns(config_of(folder), context) == first
+    assert f"the columns in {first.folder} are damaged and are made again: {column} has another" in said(capsys)
+    read.clear()
+    assert open_same_columns(config_of(folder, rebuild=True), context) == first
+    assert {str(path.relative_to(folder)) for path in files} < {*read}
+    assert "the new columns are the same as before, to the last bit" in said(capsys)
+
+
+def spied(read: list[str], function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function that notes the names of the files that it reads."""
+
+    def spy(files: Any) -> Any:
+        read.extend([str(files)] if isinstance(files, Path) else [file.name for file in files])
+        return function(files)
+
+    return spy
+
+
+def said(capsys: Any) -> str:
+    return str(capsys.readouterr().out)
 
 
 def without(folder: Path) -> None:
@@ -198,7 +247,6 @@ def test_an_empty_partition_needs_its_folder_alone(folder: Path, context: Runtim
     ("flags", "sentence"),
     [
         ({"stream": True}, "--partitions cannot be used with --stream"),
-        ({"rebuild": True}, "--rebuild cannot be used with --partitions"),
         ({"initial_rows": "gaussian"}, "--initial_rows gaussian cannot be used with --partitions"),
         ({"day_feature": "user"}, "--day_feature user cannot be used with --partitions"),
         ({"order": "rows"}, "--partitions requires events in order of time, got --order rows"),

@@ -23,9 +23,11 @@ from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns, load_columns
 from recsuite.datasets.preparation.cache import (
     COLUMNS,
-    digests_of_files,
+    is_due,
+    mark_of,
     name_of_columns,
     newest_of,
+    report_kept_folder,
     with_history,
 )
 from recsuite.datasets.preparation.reading import read
@@ -34,11 +36,12 @@ from recsuite.datasets.source import DATA_DEADLINE, look, with_flags
 from recsuite.datasets.tables.files import schema_path
 from recsuite.datasets.tables.source import TableSource
 from recsuite.errors import UserError, counted, printable
+from recsuite.extras.partitions.digests import KnownDigests
 from recsuite.extras.partitions.exchange import PartitionExchange, together
 from recsuite.extras.partitions.sampler import Batches, PartColumns
-from recsuite.files import digest_of_bytes, explained, locked, place_for
+from recsuite.files import digest_of_bytes, explained, locked, place_for, replace_file
 from recsuite.runtime.console import hiding_progress, say, stage
-from recsuite.runtime.process import RuntimeContext
+from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0, launch_name
 
 __all__ = ["Batches", "open_columns"]
 
@@ -84,18 +87,29 @@ def open_columns(config: Config, context: RuntimeContext) -> Columns:
         explained("Cannot write the columns of the partitions", advice),
     ):
         source, key = _located(config, exchange)
-        mine = digests_of_files(source.files)
+        launch = broadcast_from_rank0(launch_name) if config.data.rebuild else ""
+        rebuilds = is_due(config.data, source.own, COLUMNS, launch)
+        known = KnownDigests(source.own, every_byte=rebuilds)
+        mine = known.of_files(source.files)
         # The name has the digests of all ranks: a change of any file makes new columns on each of them.
         named = name_of_columns(_digests_of_all(mine, exchange), key, config.data, config.runtime.seed)
         folder = newest_of(source.own, named)
-        columns, fault = load_columns(folder, source.folder, source.schema)
+        columns, fault = load_columns(folder, source.folder, source.schema, every_byte=False)
+        if columns is not None and (fault := known.fault_of(columns)):
+            columns = None
         if fault:
             say(f"the columns in {folder} are damaged and are made again: {fault}")
-        if None in exchange.gathered(None if columns is None else True):
-            _make(folder, source, mine, config, columns, exchange)
+        if any(exchange.gathered(columns is None or rebuilds)):
+            _make(folder, source, mine, config, columns, known, exchange)
             # Every byte was read for its digest when it was written.
-            newest = newest_of(source.own, named)
+            newest, there = newest_of(source.own, named), columns
             columns, _ = load_columns(newest, source.folder, source.schema, every_byte=False)
+            assert columns is not None
+            known.keep(columns)
+            if rebuilds:
+                report_kept_folder(folder, newest, there)
+                replace_file(mark_of(source.own, COLUMNS), launch.encode())
+        known.write()
         assert columns is not None
         return with_history(_joined(columns, named, config, exchange), config)
 
@@ -168,6 +182,7 @@ def _make(
     digests: Mapping[str, str],
     config: Config,
     there: Columns | None,
+    known: KnownDigests,
     exchange: PartitionExchange,
 ) -> None:
     """Make the columns of this rank, at the same time as all others. digests: of the files."""
@@ -187,7 +202,7 @@ def _make(
             say(f"reading {source.folder}; writing columns to {source.own}{others}")
         with stage("reading the files"):
             raw = read(source, data, source.own)
-        if digests_of_files(source.files) != digests:
+        if known.of_files(source.files) != digests:
             raise UserError(f"The files in {source.folder} changed while they were read; start again.")
         min_count = int(vars(config.extras["partitions"])["min_count"])
         # One rank has the values of all events, unless some of them are cut.
