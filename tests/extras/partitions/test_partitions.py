@@ -63,7 +63,7 @@ def test_columns_are_made_once(written: Path, context: RuntimeContext, monkeypat
 def test_a_start_reads_the_files_that_changed_alone(
     folder: Path, context: RuntimeContext, monkeypatch: Any, capsys: Any
 ) -> None:
-    files = [path for path in folder.rglob("*.parquet")]
+    files = list(folder.rglob("*.parquet"))
     for path in files:
         os.utime(path, (1_600_000_000, 1_600_000_000))
     read: list[str] = []
@@ -87,7 +87,9 @@ def test_a_start_reads_the_files_that_changed_alone(
     column.write_bytes(bytes(column.stat().st_size))
     read.clear()
     assert open_same_columns(config_of(folder), context) == first
-    assert f"the columns in {first.folder} are damaged and are made again: {column} has another" in said(capsys)
+    assert f"the columns in {first.folder} are damaged and are made again: {column} has another" in said(
+        capsys
+    )
     read.clear()
     assert open_same_columns(config_of(folder, rebuild=True), context) == first
     assert {str(path.relative_to(folder)) for path in files} < {*read}
@@ -151,6 +153,17 @@ def with_more_users(folder: Path) -> None:
     write_parquet(path, pandas.DataFrame({"user": [1], "city": ["Ulm"], "age": [1.0]}))
 
 
+def doubled_users(folder: Path) -> None:
+    shutil.copytree(folder / "users" / "part=00001", folder / "users" / "part=1")
+
+
+def with_users_by_another_hash(folder: Path) -> None:
+    one, other = (folder / "users" / f"part={number:05d}" for number in (1, 2))
+    one.rename(folder / "users" / "of_1")
+    other.rename(one)
+    (folder / "users" / "of_1").rename(other)
+
+
 def outside(folder: Path) -> None:
     for path in folder.glob("events/*"):
         path.rename(folder / "events" / f"number{path.name[4:]}")
@@ -199,7 +212,12 @@ def with_properties_in_events(folder: Path) -> None:
         ),
         (
             with_more_users,
-            r"users/part=00004/data_0.parquet is of no partition of the events, which are 0 to 3",
+            r"The partition part=00004 of users is none of the events, which are 0 to 3",
+        ),
+        (doubled_users, r"Partition 1 is there twice, in users/part=00001 and users/part=1; remove"),
+        (
+            with_users_by_another_hash,
+            r"The user 10\d\d is in the events of partition \d and in the users of partition \d; write users",
         ),
         (damaged, r"part=00002/split=train/data_0.parquet"),
         (

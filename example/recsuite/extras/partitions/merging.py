@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -27,6 +27,7 @@ from recsuite.ids import ids_of
 SPLITS = ("train", "validation", "test")
 # A user of a table of users, which no partition has.
 NO_PARTITION = -1
+IN_EVENTS, IN_USERS = 0, 1
 
 # Share of `MOST_FITTED` values that is drawn: a draw has a few more or fewer.
 SHARE_FITTED = 0.98
@@ -132,47 +133,65 @@ def _with_gaps(name: str, values: np.ndarray, places: np.ndarray, ids: np.ndarra
     return list(column)
 
 
-def check_users(raw: RawData, schema: Schema, exchange: PartitionExchange) -> int:
-    """Refuse a user whose events are in two partitions; return the number of users of all ranks.
+def check_users(
+    raw: RawData, schema: Schema, rows_of: Mapping[int, Sequence[Any]], exchange: PartitionExchange
+) -> int:
+    """Refuse a user that is in two partitions; return the number of users of all ranks.
 
     Each rank sends the digests of its users to their owners, so that no rank has those of all users.
+    rows_of: by partition the ids in its tables of users.
     """
     ids = raw.users[schema.column_of(USER)].to_numpy()
     _check_kinds(schema.column_of(USER), exchange.gathered(_kind_of(ids)))
     digests = ids_of(ids).view(np.uint64)
-    users_of: dict[int, list[np.ndarray]] = {}
+    users_of: dict[int, np.ndarray] = {}
     begin = 0
     for name, number in raw.events_per_file.items():
         partition = number_of(name)
         assert partition is not None
-        users_of.setdefault(partition, []).append(np.unique(raw.events.user[begin : begin + number]))
+        has_events = users_of.setdefault(partition, np.zeros(len(ids), bool))
+        has_events[raw.events.user[begin : begin + number]] = True
         begin += number
-    pairs = [(NO_PARTITION, np.arange(len(ids)))]
-    pairs += [(partition, np.unique(np.concatenate(users))) for partition, users in users_of.items()]
-    rows = [
-        np.stack([digests[users].view(np.int64), np.full(len(users), partition)], axis=1)
-        for partition, users in pairs
-    ]
-    sent = np.concatenate(rows)
+    is_text = _kind_of(ids) == "texts"
+    # Role, partition, and digests.
+    groups = [(IN_EVENTS, NO_PARTITION, digests)]
+    groups += [(IN_EVENTS, part, digests[has_events]) for part, has_events in users_of.items()]
+    for part, of_files in rows_of.items():
+        rows = [rows.astype(str).astype(object) if is_text else rows for rows in of_files if len(rows)]
+        groups += [(IN_USERS, part, ids_of(each).view(np.uint64)) for each in rows]
+    sent = np.concatenate(
+        [
+            np.stack([of.view(np.int64), *(np.full(len(of), each) for each in at)], axis=1)
+            for *at, of in groups
+        ]
+    )
     owners = (sent[:, 0].view(np.uint64) % np.uint64(exchange.size)).astype(np.int64)
     owned = exchange.swapped(sent, owners)
     owned = owned[np.lexsort(owned.T[::-1])]
     is_same = owned[1:, 0] == owned[:-1, 0]
-    is_twice = is_same & (owned[:-1, 1] != NO_PARTITION) & (owned[1:, 1] != owned[:-1, 1])
-    twice = [(*owned[place].tolist(), int(owned[place + 1, 1])) for place in np.flatnonzero(is_twice)[:1]]
+    is_twice = is_same & (owned[:-1, 2] != NO_PARTITION) & (owned[1:, 2] != owned[:-1, 2])
+    twice = [
+        (*owned[place].tolist(), *owned[place + 1, 1:].tolist()) for place in np.flatnonzero(is_twice)[:1]
+    ]
     number = len(owned) - int(np.count_nonzero(is_same))
     everyones = exchange.gathered((twice, number))
     found = sorted(entry for others, _ in everyones for entry in others)
     if found:
-        digest, one, other = found[0]
+        digest, where, one, there, other = found[0]
         places = np.flatnonzero(digests.view(np.int64) == digest)
         names = exchange.gathered(ids[places[0]] if len(places) else None)
         name, same = names[one % exchange.size], names[other % exchange.size]
         # Two texts may have one digest.
-        if name == same:
+        if name == same and where == there == IN_EVENTS:
             raise UserError(
                 f"The {schema.user} {printable(str(name))} is in two partitions, {one} and {other}; write "
                 f"all events of a {schema.user} into one."
+            )
+        if name == same:
+            places = [f"{'the users' if of == IN_USERS else 'the events'} of" for of in (where, there)]
+            raise UserError(
+                f"The {schema.user} {printable(str(name))} is in {places[0]} partition {one} and in "
+                f"{places[1]} partition {other}; write users and events by one hash."
             )
     return sum(number for _, number in everyones)
 

@@ -34,7 +34,7 @@ from recsuite.datasets.preparation.reading import read
 from recsuite.datasets.schema import ITEM
 from recsuite.datasets.source import DATA_DEADLINE, look, with_flags
 from recsuite.datasets.tables.files import schema_path
-from recsuite.datasets.tables.source import TableSource
+from recsuite.datasets.tables.source import TableFile, TableSource
 from recsuite.errors import UserError, counted, printable
 from recsuite.extras.partitions.digests import KnownDigests
 from recsuite.extras.partitions.exchange import PartitionExchange, together
@@ -56,10 +56,15 @@ class PartitionSource(TableSource):
     exchange: PartitionExchange
     own: Path
 
+    @property
+    def files(self) -> list[TableFile]:
+        """Files of the data set that `read` reads."""
+        return [file for file in super().files if Path(file.file.path).parent != self.own]
+
     def read(self, parts_folder: Path | None = None) -> Any:
         """Read the files of this rank, with the items of all ranks. Collective: every rank."""
         from recsuite.datasets.tables.reading import read_tables
-        from recsuite.extras.partitions import merging
+        from recsuite.extras.partitions import folders, merging
 
         # Parts of other ranks must stay, and the split may have no test on this rank.
         config = dataclasses.replace(self.config, split="time", cache_dir=str(self.own))
@@ -67,7 +72,13 @@ class PartitionSource(TableSource):
             read_tables(self.tables, self.table_schema, config, parts_folder), self.exchange
         )
         raw = merging.with_all_items(raw, self.schema, self.exchange)
-        self.exchange.num_users = merging.check_users(raw, self.schema, self.exchange)
+        rows_of = folders.ids_of_users(self.tables, self.table_schema)
+        self.exchange.num_users = merging.check_users(raw, self.schema, rows_of, self.exchange)
+        # A table of all users has no partitions.
+        if any(self.exchange.gathered(bool(rows_of))):
+            there = {folders.number_of(name) for name in raw.events_per_file}
+            if missing := sorted(str(part) for part in there - {*rows_of}):
+                raw.skipped.append(f"no users are in the partition {', '.join(missing)}, which has events")
         return raw
 
 
@@ -145,7 +156,10 @@ def _located(config: Config, exchange: PartitionExchange) -> tuple[PartitionSour
         raise UserError(
             "--partitions does not support events of several types; remove [events] of schema.toml."
         )
-    tables = folders.tables_of_rank(found.tables, number, exchange.rank, exchange.size)
+    home = Path(data.cache_dir) if data.cache_dir else place_for(found.folder, COLUMNS)
+    own = home / f"{exchange.rank + 1}-of-{exchange.size}"
+    own.mkdir(parents=True, exist_ok=True)
+    tables = folders.tables_of_rank(found.tables, number, exchange.rank, exchange.size, own)
     columns = columns_of(tables)
     validate(found.table_schema, columns, schema_path(data.data_path))
     wanted = wanted_of(found.table_schema, columns)
@@ -156,9 +170,6 @@ def _located(config: Config, exchange: PartitionExchange) -> tuple[PartitionSour
                 f"{printable(each.column)} is a column of the events; write it into items.parquet."
             )
     folders.check_schemas(tables, exchange)
-    home = Path(data.cache_dir) if data.cache_dir else place_for(found.folder, COLUMNS)
-    own = home / f"{exchange.rank + 1}-of-{exchange.size}"
-    own.mkdir(parents=True, exist_ok=True)
     source = PartitionSource(**{**vars(found), "tables": tables}, exchange=exchange, own=own)
     return source, [found.key, number, vars(section)["min_count"]]
 
