@@ -82,11 +82,34 @@ class PartitionExchange:
     def swapped(self, numbers: np.ndarray, owners: np.ndarray) -> np.ndarray:
         """Send each row of numbers, int64 [n, m], to its owner, int [n]; return the rows of this rank."""
         counts = np.bincount(owners, minlength=self.size)
+        return self._sent(numbers[np.argsort(owners, kind="stable")], counts)[0]
+
+    def summed(self, ids: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the sum over ranks of the number of each id here, and of each id that this rank owns.
+
+        ids: distinct, int64 [n]; numbers: int64 [n]. An id is owned by one rank, which alone adds it up.
+        """
+        owners = self.owners_of(ids)
+        order, counts = np.argsort(owners, kind="stable"), np.bincount(owners, minlength=self.size)
+        rows, sizes = self._sent(np.stack([ids, numbers], axis=1)[order], counts)
+        distinct, places = np.unique(rows[:, 0], return_inverse=True)
+        sums = np.zeros(len(distinct), np.int64)
+        np.add.at(sums, places, rows[:, 1])
+        totals = np.empty_like(numbers)
+        totals[order] = self._sent(sums[places][:, None], sizes)[0][:, 0]
+        return totals, sums
+
+    def owners_of(self, ids: np.ndarray) -> np.ndarray:
+        """Return the rank that owns each id, int64 [n]."""
+        return (ids.view(np.uint64) % np.uint64(self.size)).astype(np.int64)
+
+    def _sent(self, rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Send so many rows, int64 [n, m], to each rank; return those for this rank, and how many of each."""
         sizes = np.array(self.gathered(counts))[:, self.rank]
-        mine = torch.from_numpy(np.ascontiguousarray(numbers[np.argsort(owners, kind="stable")]))
-        others = torch.empty((int(sizes.sum()), numbers.shape[1]), dtype=torch.int64)
+        mine = torch.from_numpy(np.ascontiguousarray(rows))
+        others = torch.empty((int(sizes.sum()), rows.shape[1]), dtype=torch.int64)
         dist.all_to_all_single(others, mine, sizes.tolist(), counts.tolist(), group=self.group)
-        return others.numpy()
+        return others.numpy(), sizes
 
 
 def joined(values: np.ndarray, group: Any = None) -> np.ndarray:

@@ -165,8 +165,7 @@ def check_users(
             for *at, of in groups
         ]
     )
-    owners = (sent[:, 0].view(np.uint64) % np.uint64(exchange.size)).astype(np.int64)
-    owned = exchange.swapped(sent, owners)
+    owned = exchange.swapped(sent, exchange.owners_of(sent[:, 0].copy()))
     owned = owned[np.lexsort(owned.T[::-1])]
     is_same = owned[1:, 0] == owned[:-1, 0]
     is_twice = is_same & (owned[:-1, 2] != NO_PARTITION) & (owned[1:, 2] != owned[:-1, 2])
@@ -225,17 +224,17 @@ def vocabulary_of(
             vocabulary[feature.name] = _encoding(values, feature, raw, schema, is_train, counts, exchange)
             continue
         known, numbers = _values(values, feature, is_train, counts)
+        least = 0 if feature.is_dynamic else min_count
         # The items are the same on all ranks.
-        if feature.entity != ITEM:
-            known, numbers = _merged(known, numbers, feature, exchange)
-        if not feature.is_dynamic:
-            kept = numbers >= min_count
-            if number := int(np.count_nonzero((numbers > 0) & ~kept)):
-                notes.append(
-                    f"--min_count {min_count}: {number:,} of {counted(int((numbers > 0).sum()), 'value')} of "
-                    f"{feature.name} have fewer training {schema.labels}, and share the unknown row"
-                )
-            known = known[kept]
+        if feature.entity == ITEM:
+            known, number, num_rare = known[numbers >= least], len(known), int((numbers < least).sum())
+        else:
+            known, number, num_rare = _merged(known, numbers, feature, least, exchange)
+        if num_rare:
+            notes.append(
+                f"--min_count {min_count}: {num_rare:,} of {counted(number, 'value')} of {feature.name} have "
+                f"fewer training {schema.labels}, and share the unknown row"
+            )
         vocabulary[feature.name] = known.tolist()
     return vocabulary, notes
 
@@ -279,19 +278,21 @@ def _values(
 
 
 def _merged(
-    known: np.ndarray, numbers: np.ndarray, feature: Feature, exchange: PartitionExchange
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct values of all ranks, sorted, and the number of training events of each."""
+    known: np.ndarray, numbers: np.ndarray, feature: Feature, least: int, exchange: PartitionExchange
+) -> tuple[np.ndarray, int, int]:
+    """Return the distinct values of all ranks with enough training events, sorted.
+
+    Also returns the number of all distinct values, and of those with fewer than `least`. Rare ones are sent
+    as hashes to their owners alone.
+    """
     _check_kinds(feature.column, kinds := exchange.gathered(_kind_of(known)))
     # Whole numbers are their own ids, so a dynamic table needs no list of them.
     if feature.is_dynamic and "texts" not in kinds:
-        return known, numbers
-    parts = [part for part in exchange.gathered((known, numbers)) if len(part[0])]
-    if not parts:
-        return known, numbers
-    values, places = np.unique(np.concatenate([part[0] for part in parts]), return_inverse=True)
-    totals = np.bincount(places, np.concatenate([part[1] for part in parts]), len(values))
-    return values, totals.astype(np.int64)
+        return known, len(known), 0
+    totals, owned = exchange.summed(ids_of(known), numbers)
+    number, num_rare = exchange.total(np.array([len(owned), (owned < least).sum()])).tolist()
+    parts = [part for part in exchange.gathered(known[totals >= least]) if len(part)]
+    return np.unique(np.concatenate(parts)) if parts else known[:0], number, num_rare
 
 
 def _encoding(
