@@ -13,12 +13,15 @@ import pandas
 import pytest
 
 from recsuite.config.config import Config
+from recsuite.datasets import source
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.opening import open_same_columns
+from recsuite.datasets.tables.files import find_tables
 from recsuite.errors import UserError
-from recsuite.extras.partitions import digests, merging
+from recsuite.extras.partitions import digests, folders, merging
 from recsuite.runtime.process import RuntimeContext
 from tests.support.launch import EXAMPLE, launched, python, run_command, succeeded
+from tests.support.object_server import serving
 from tests.support.partition_files import log, write_parquet, write_partitions
 
 NUMBER = 4
@@ -108,6 +111,35 @@ def spied(read: list[str], function: Callable[[Any], Any]) -> Callable[[Any], An
 
 def said(capsys: Any) -> str:
     return str(capsys.readouterr().out)
+
+
+def test_partitions_of_an_object_store_give_the_columns_of_those_on_a_disk(
+    written: Path, tmp_path: Path, context: RuntimeContext, monkeypatch: Any
+) -> None:
+    pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()
+    monkeypatch.setattr(source, "DATA_ROOT", tmp_path)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    # The schema of tables on a server is in the working folder.
+    shutil.copy(written / "schema.toml", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with serving(tmp_path / "served") as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{server.address}")
+        ignored = shutil.ignore_patterns(".columns", "schema.toml")
+        shutil.copytree(written, server.folder / "bucket" / "data", ignore=ignored)
+        config = config_of(
+            Path("s3://bucket/data"), data_path="s3://bucket/data", cache_dir=str(tmp_path / "c")
+        )
+        remote, local = (open_same_columns(each, context) for each in (config, config_of(written)))
+        assert remote.files == local.files
+        # Of two ranks the second reads its partitions alone, beside the items.
+        tables = folders.tables_of_rank(find_tables("s3://bucket/data"), NUMBER, 1, 2, tmp_path)
+        assert {folders.number_of(file.name) for file in tables.files} == {1, 3, None}
+        shutil.rmtree(server.folder / "bucket" / "data" / "events" / "part=00002")
+        with pytest.raises(UserError, match="requires the partitions 0 to 3, and 2 is missing"):
+            open_same_columns(config, context)
 
 
 def without(folder: Path) -> None:
