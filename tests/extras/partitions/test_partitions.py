@@ -18,7 +18,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.opening import open_same_columns
 from recsuite.datasets.tables.files import find_tables
 from recsuite.errors import UserError
-from recsuite.extras.partitions import digests, folders, merging
+from recsuite.extras.partitions import digests, exchange, folders, merging
 from recsuite.runtime.process import RuntimeContext
 from tests.support.launch import EXAMPLE, launched, python, run_command, succeeded
 from tests.support.object_server import serving
@@ -140,6 +140,24 @@ def test_partitions_of_an_object_store_give_the_columns_of_those_on_a_disk(
         shutil.rmtree(server.folder / "bucket" / "data" / "events" / "part=00002")
         with pytest.raises(UserError, match="requires the partitions 0 to 3, and 2 is missing"):
             open_same_columns(config, context)
+
+
+def test_a_rank_that_waits_in_vain_says_so_once(context: RuntimeContext, monkeypatch: Any) -> None:
+    calls = []
+
+    def waits(*_: Any) -> None:
+        calls.append(1)
+        raise RuntimeError("Timed out waiting 1000ms for recv operation to complete")
+
+    monkeypatch.setattr(exchange, "all_gather_object", waits)
+    with (
+        pytest.raises(
+            UserError, match=r"Rank 0 waited [\d,]+ s for the other ranks to read their partitions"
+        ),
+        exchange.together(context) as ranks,
+    ):
+        ranks.gathered(1)
+    assert len(calls) == 1
 
 
 def without(folder: Path) -> None:

@@ -124,6 +124,8 @@ def test_a_resume_in_the_middle_of_an_epoch_is_the_uninterrupted_training(found:
     assert after["losses"] == whole["losses"][END_AT + 1 :]
     assert after["tensors"] == whole["tensors"]
     assert after["test"] == whole["test"]
+    line = f"continues in the middle of epoch 1, after {before['end']['samples']:,} of 1,126 ratings"
+    assert line in found[2]["output"]
 
 
 def test_another_number_of_ranks_continues_with_the_next_epoch_and_says_so(found: Found) -> None:
