@@ -228,6 +228,11 @@ def without_test(folder: Path) -> None:
         shutil.rmtree(path)
 
 
+def without_rows_of_the_test(folder: Path) -> None:
+    for path in folder.glob("events/*/split=test/*"):
+        write_parquet(path, pandas.read_parquet(path, partitioning=None)[:0])
+
+
 def without_schema(folder: Path) -> None:
     (folder / "schema.toml").unlink()
 
@@ -276,6 +281,7 @@ def with_properties_in_events(folder: Path) -> None:
         ),
         (without_split, r"split=test, and events/part=00000/split=new/data_0.parquet is in none"),
         (without_test, r"requires files in split=test of at least one partition"),
+        (without_rows_of_the_test, r"requires files in split=test of at least one partition"),
         (without_schema, r"requires a whole schema.toml"),
         (with_properties_in_events, r"requires the features of items in a table of items, and \w+ is a col"),
     ],

@@ -47,7 +47,9 @@ def with_split(raw: RawData, exchange: PartitionExchange) -> RawData:
             f"--partitions requires files in folders split=train, split=validation and split=test, and "
             f"{unknown[0]} is in none of these."
         )
-    known = {part for others in exchange.gathered({*parts.values()}) for part in others}
+    # Files without rows are none.
+    mine = {part for name, part in parts.items() if raw.events_per_file[name]}
+    known = {part for others in exchange.gathered(mine) for part in others}
     if missing := [part for part in SPLITS if part not in known]:
         raise UserError(
             f"--partitions requires files in split={missing[0]} of at least one partition, and none has some."
