@@ -28,6 +28,8 @@ from recsuite.errors import counted
 from recsuite.runtime.console import say
 
 TRAIN, CATALOGUE = "train", "catalogue"
+# Column with a number for each user, the same on any rank.
+USER_NUMBERS = "user_numbers"
 
 
 @dataclass(frozen=True)
@@ -52,18 +54,20 @@ class PartColumns(Columns):
         place, own = SPLITS.index(split), self.sizes[self.rank]
         return range(sum(own[:place]), sum(own[: place + 1]))
 
+    def digest_of_test(self) -> str:
+        """Return a digest of all events, the same on any number of ranks."""
+        return self.digest
+
     def joined(self, values: np.ndarray) -> np.ndarray:
         """Return values of the events of all ranks, rank after rank. Collective: every rank."""
         if not self.is_part:
             return values
-        from recsuite.runtime.process import all_gather_object
+        from recsuite.extras.partitions.exchange import joined
 
-        return np.concatenate(all_gather_object(lambda: np.array(values)))
+        return joined(values)
 
     def user_numbers(self, split: str) -> np.ndarray:
-        """Return a number for the user of each event of a split, int64 [n]. Collective: every rank."""
-        from recsuite.extras.partitions.exchange import USER_NUMBERS
-
+        """Return a number for the user of each event of a split, int [n]. Collective: every rank."""
         if not self.is_part:
             return super().user_numbers(split)
         if self.num_users == 1:
@@ -75,16 +79,20 @@ class PartColumns(Columns):
 
         The last epoch is repeated: after it no model would be validated.
         """
-        if has_same_steps or progress.samples == 0:
+        if progress.samples == 0:
+            return progress
+        of_events = f"{progress.samples:,} of {counted(self.num_train, self.schema.label)}"
+        if has_same_steps:
+            if self.rank == 0:
+                say(f"the training continues in the middle of epoch {progress.epoch + 1}, after {of_events}")
             return progress
         epoch = min(progress.epoch + 1, epochs - 1)
         if self.rank == 0:
             how = "continues with" if epoch > progress.epoch else "repeats"
-            events = counted(self.num_train, self.schema.label)
             say(
-                f"the training {how} epoch {epoch + 1}: {progress.samples:,} of {events} of epoch "
-                f"{progress.epoch + 1} were used by another number of processes or --batch_size, whose steps "
-                "have other events of the partitions"
+                f"the training {how} epoch {epoch + 1}: {of_events} of epoch {progress.epoch + 1} were used "
+                "by another number of processes or --batch_size, whose steps have other events of the "
+                "partitions"
             )
         return dataclasses.replace(progress, epoch=epoch, samples=0)
 
