@@ -155,7 +155,7 @@ def test_texts_of_csv_files_stay_ids_and_first_clicks_are_kept(
 
 def test_the_partition_of_a_user_is_a_hash_of_its_id_as_a_text() -> None:
     known = [int(hashlib.md5(text).hexdigest()[:8], 16) % 1_000 for text in (b"7", b"12", b"007")]
-    for ids, numbers in (([7, 12, 7], [0, 1, 0]), (["7", "007"], [0, 2]), (np.int16([12]), [1])):
+    for ids, numbers in (([7, 12, 7], [0, 1, 0]), (["7", "007"], [0, 2]), (np.array([12], np.int16), [1])):
         parts = prepare.with_part(pa.table({"user": ids}), "user", 1_000)["part"].to_pylist()
         assert parts == [f"{known[number]:05d}" for number in numbers]
 

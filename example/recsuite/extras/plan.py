@@ -408,11 +408,12 @@ def _extrapolated(part: Columns, totals: Sequence[int], size: int, items: Sequen
     rows[schema.user] = 1 + round((rows[schema.user] - 1) * sum(totals) / size)
     if all(file.format == "parquet" for file in items):
         rows[schema.item] = max(rows[schema.item], 1 + int(rows_in(items).sum()))
-    if rows.get(schema.history):
-        rows[schema.history] = rows[schema.item]
+    # Those of the items, unless it has no table of its own.
+    if rows.get(schema.history.name):
+        rows[schema.history.name] = rows[schema.item]
     tables = tuple(dataclasses.replace(table, rows=rows[table.name]) for table in part.tables)
-    sizes = dict(zip(("num_train", "num_validation", "num_test"), totals, strict=True))
-    return dataclasses.replace(part, tables=tables, **sizes)
+    train, validation, test = totals
+    return dataclasses.replace(part, tables=tables, num_train=train, num_validation=validation, num_test=test)
 
 
 def shown(num_bytes: float) -> str:
