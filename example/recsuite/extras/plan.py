@@ -17,6 +17,7 @@ import csv
 import dataclasses
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -46,7 +47,7 @@ from recsuite.datasets.arrays import MOST
 from recsuite.datasets.batches import SPLITS, EventBatches, Request
 from recsuite.datasets.columns import DIGEST_THREADS, Columns
 from recsuite.datasets.loader import BatchLoader, EpochSampler
-from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.preparation.cache import cache_of, open_columns
 from recsuite.datasets.source import locate, with_flags
 from recsuite.datasets.tables.files import File, split_part
 from recsuite.datasets.tables.formats import explained_damage
@@ -90,6 +91,8 @@ PARTS = {
 # Bytes of an event on the disk: columns with user histories, and the parts that they are made of. Events that
 # a rank reads in a second of its core. Measured with texts as ids, a label and times: docs/ingest_texts.json.
 EVENT_BYTES, READ_RATE = 91, 1_300_000
+# Events of the partitions that are read for a plan: as many as show the bytes of an event.
+LEAST_SAMPLED = 2**20
 # Ranks that are listed each; of more, only the extremes. Ranks of the largest cluster that is tried.
 MOST_LISTED, MOST_RANKS = 8, 8192
 TABLE = re.compile(r"([^:.]+):([1-9][\d_]*):(\d+)(?::(\d*\.?\d+))?", re.ASCII)
@@ -177,12 +180,13 @@ class Plan(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One of the partitions of a data set, from which all are estimated.
+    """Some partitions of a data set, from which all are estimated.
 
-    part: its columns; whole: the same with the sizes of all; sizes: events of each partition, int64
-    [partitions]; source: what was read.
+    folder: of all that was made of them; part: their columns; whole: the same with the sizes of all; sizes:
+    events of each partition, int64 [partitions]; source: what was read.
     """
 
+    folder: tempfile.TemporaryDirectory[str]
     part: Columns
     whole: Columns
     sizes: np.ndarray
@@ -371,35 +375,45 @@ def sampled(config: Config, partitions: int) -> Sample | None:
     """Return a sample of partitions, whose other files are read up to their footers; None without partitions.
 
     Raises:
-        UserError: when a file cannot be read, or there are more partitions.
+        UserError: when a file cannot be read, or --partitions is another number.
     """
     source = with_flags(locate(config.data, config.runtime.seed), config.tables, config.data)
     tables = source.tables
     numbers = np.array([partition_of(file) for file in tables.events])
     if numbers.min() < 0:
         return None
+    last = int(numbers.max())
     require(
-        numbers.max() < partitions,
-        f"--partitions must be the number of partitions, got {partitions}, and there is {numbers.max()}",
+        last + 1 == partitions,
+        f"--partitions must be the number of partitions, got {partitions}, and the last one is {last}",
     )
     rows, splits = rows_in(tables.events), np.array([split_part(tables.name_of(f)) for f in tables.events])
     sizes = np.stack([np.bincount(numbers, rows * (splits == split), partitions) for split in SPLITS[:3]])
     sizes, totals = sizes.sum(0).astype(np.int64), sizes.sum(1).astype(np.int64).tolist()
-    # The middle one by size of those with most splits: a small one may lack the test.
-    kinds = np.bincount([number for number, _ in {*zip(numbers.tolist(), splits, strict=True)}])
-    (whole,) = np.nonzero(kinds == kinds.max())
-    number = int(whole[np.argsort(sizes[whole], kind="stable")[len(whole) // 2]])
+    # Of middle size, and with most splits: a small one may lack the test.
+    both = {*zip(numbers.tolist(), splits, strict=True)}
+    kinds = np.bincount([number for number, _ in both], minlength=partitions)
+    away = np.abs(np.argsort(np.argsort(sizes, kind="stable")) - partitions // 2)
+    order = np.lexsort((away, -kinds))
+    chosen = order[: 1 + np.searchsorted(sizes[order].cumsum(), LEAST_SAMPLED)]
+    taken = {-1, *chosen.tolist()}
     events, users = (
-        tuple(file for file in files if partition_of(file) in (-1, number))
+        tuple(file for file in files if partition_of(file) in taken)
         for files in (tables.events, tables.users)
     )
     some = dataclasses.replace(tables, events=events, users=users)
-    part = open_columns(config, source=dataclasses.replace(source, tables=some))
+    cache = cache_of(source, config.data)
+    with explained(f"Cannot write {cache}", "give --cache_dir a folder with space that can be written"):
+        cache.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(prefix=".plan-", dir=cache)
+    config = config.replaced(cache_dir=folder.name)
+    part = open_columns(config, source=dataclasses.replace(source, tables=some, config=config.data))
+    size = int(sizes[chosen].sum())
     text = (
-        f"the footers of {counted(len(rows), 'file')}, and partition {number} with {sizes[number]:,} of "
-        f"{sum(totals):,} events, whose users stand for as large a share of all"
+        f"the footers of {counted(len(rows), 'file')}, and {counted(len(chosen), 'partition')} with {size:,} "
+        f"of {sum(totals):,} events, from which users are extrapolated"
     )
-    return Sample(part, _extrapolated(part, totals, sizes[number], tables.items), sizes, text)
+    return Sample(folder, part, _extrapolated(part, totals, size, tables.items), sizes, text)
 
 
 def _extrapolated(part: Columns, totals: Sequence[int], size: int, items: Sequence[File]) -> Columns:
@@ -472,7 +486,7 @@ def describe_partitions(cluster: Cluster) -> list[str]:
     Raises:
         UserError: when there are more ranks than partitions, or too many events for a rank or a disk.
     """
-    local, num_bytes = cluster.context.local_world_size, cluster.event_bytes
+    local = cluster.context.local_world_size
     sizes = np.full(cluster.partitions, -(-cluster.events // cluster.partitions))
     if cluster.sample:
         sizes = cluster.sample.sizes
@@ -481,9 +495,13 @@ def describe_partitions(cluster: Cluster) -> list[str]:
         """Events of the partitions of each rank."""
         return np.bincount(np.arange(len(sizes)) % (hosts * local), sizes)
 
+    def bytes_of(of_rank: int) -> float:
+        """Bytes of the columns of a rank with so many events."""
+        return of_rank * cluster.event_bytes + cluster.item_bytes
+
     def fits(hosts: int) -> bool:
-        of_rank = events_of(hosts).max()
-        return bool(of_rank <= MOST and of_rank * num_bytes * local <= cluster.disk_size)
+        of_rank = int(events_of(hosts).max())
+        return of_rank <= MOST and bytes_of(of_rank) * local <= cluster.disk_size
 
     ranks, most = cluster.context.world_size, cluster.partitions // local
     require(
@@ -491,7 +509,7 @@ def describe_partitions(cluster: Cluster) -> list[str]:
         f"{counted(ranks, 'rank')} require at least as many --partitions, got {cluster.partitions}",
     )
     rank, of_rank = int(events_of(cluster.hosts).argmax()), int(events_of(cluster.hosts).max())
-    of_host = of_rank * num_bytes * local
+    of_host = bytes_of(of_rank) * local
     if not fits(cluster.hosts):
         hosts = bisect.bisect_left(range(most + 1), True, cluster.hosts, key=fits)
         fix = f"--hosts {hosts}" if hosts <= most else "more --partitions and --hosts"
@@ -504,7 +522,7 @@ def describe_partitions(cluster: Cluster) -> list[str]:
     return [
         *([f"read: {cluster.sample.source}"] if cluster.sample else []),
         f"partitions: {cluster.partitions}, {number} of rank {rank}: {of_rank:,} events, "
-        f"{shown(of_rank * num_bytes)} of columns, made once in {seconds:,.0f} s at {rate}",
+        f"{shown(bytes_of(of_rank))} of columns, made once in {seconds:,.0f} s at {rate}",
         f"disk: {shown(of_host)} of columns on a machine, {share:.1%} of {shown(cluster.disk_size)}",
     ]
 
@@ -527,7 +545,7 @@ def parse(argv: Sequence[str]) -> tuple[Cluster, Config, frozenset[str]]:
         ("disk_size", "8TB", "disk of a machine for tables and columns"),
         ("network", "400Gb", "rate of a machine to others, shared by its ranks"),
         ("disk", "2GB/s", "rate at which a machine writes to a disk or store"),
-        ("partitions", 0, "partitions of the events, each read by one rank alone; here one is read"),
+        ("partitions", 0, "partitions of the events, each read by one rank alone"),
         ("events", 0, "events in all partitions, for tables of given sizes"),
         ("event_bytes", EVENT_BYTES, "bytes of an event in columns, for tables of given sizes"),
         ("read_rate", READ_RATE, "events that a rank reads in a second"),
@@ -541,7 +559,7 @@ def parse(argv: Sequence[str]) -> tuple[Cluster, Config, frozenset[str]]:
         parser.add_argument(f"--{name}", type=kind, default=default, help=f"{text} (default: {default})")
     parser.add_argument("--table", action="append", default=[], help="NAME:ROWS:DIM[:IDS of an event]")
     parser.add_argument("--optimizer", choices=rules, default=RowWiseAdagrad.__name__, help="of the tables")
-    flags, others = parser.parse_known_args(argv, Cluster(sample=None))
+    flags, others = parser.parse_known_args(argv, Cluster(sample=None, item_bytes=0))
     config, given = parse_given(others)
     ranks = sorted((flags.gpus_per_host, flags.procs_per_host))
     require(
@@ -591,7 +609,11 @@ def tables_of(
     flags.sample = sampled(config, flags.partitions) if flags.partitions else None
     part = flags.sample.part if flags.sample else open_columns(config)
     num_events = part.num_train + part.num_validation + part.num_test
-    flags.event_bytes = sum(file.stat().st_size for file in Path(part.folder).iterdir()) / num_events
+    folder = Path(flags.sample.folder.name if flags.sample else part.folder)
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    # Each rank has the columns of all items.
+    flags.item_bytes = sum(file.stat().st_size for file in files if file.match(f"{part.schema.item}_*"))
+    flags.event_bytes = (sum(file.stat().st_size for file in files) - flags.item_bytes) / num_events
     of_part = config
     if flags.sample:
         of_part, ranks = config.replaced(batch_size=AUTO, local_batch_size=0), 1

@@ -34,10 +34,10 @@ def test_16_ranks_read_4_partitions_each_and_give_the_metrics_of_one_piece(tmp_p
     assert one["test"]["cases"] == (events["split"] == "test").sum()
     # Each rank has the training events of its own partitions once, in as many steps.
     train = events[events["split"] == "train"]
-    ranks = partition_of(train["user"], PARTITIONS) % RANKS
+    owners = partition_of(train["user"], PARTITIONS) % RANKS
     for rank, (steps, num_losses, times) in enumerate(many["ranks"]):
         assert steps == many["steps"]
         assert num_losses == len(steps)
-        assert sorted(times) == np.sort(train["time"][ranks == rank]).tolist()
+        assert sorted(times) == np.sort(train["time"][owners == rank]).tolist()
     assert sum(many["steps"]) == len(train)
     assert len(many["steps"]) == pytest.approx(len(one["steps"]), abs=1)
