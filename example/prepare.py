@@ -17,6 +17,7 @@ import argparse
 import hashlib
 import json
 import logging
+import os
 import re
 import shlex
 import sys
@@ -305,9 +306,9 @@ def prepare(argv: Sequence[str] | None = None) -> int:
         # In a report of Ray the error of a task comes first.
         found = re.search(r"^[\w.]*(?:Error|Exception|Invalid): .*", str(error), re.MULTILINE)
         raise rs.UserError(f"Ray stopped: {found[0] if found else str(error).splitlines()[0]}") from error
-    script = "example.py" if args.label else "retrieval.py"
-    flags = f"--data_path {shlex.quote(str(args.output))} --partitions {args.partitions} --split files"
-    print(f"next: torchrun --nproc_per_node 2 {script} {flags}")
+    script = os.path.relpath(Path(__file__).with_name("example.py" if args.label else "retrieval.py"))
+    flags = f"--data_path {shlex.quote(str(args.output))} --partitions {args.partitions}"
+    print(f"next: torchrun --nproc_per_node 2 {shlex.quote(script)} {flags}")
     return 0
 
 

@@ -117,7 +117,8 @@ def test_the_command_of_the_page_writes_each_event_once_and_all_of_a_user_in_one
     )
     assert f"partitions: {sizes.min():,} events in the smallest, {sizes.max():,} in the largest" in output
     assert f"dropped: {6_000 - len(events):,} repeated events (--duplicates last)" in output
-    assert "--data_path parts --partitions 4 --split files" in output.splitlines()[-1]
+    begin = f"next: torchrun --nproc_per_node 2 {os.path.relpath(SCRIPT.with_name('example.py'))}"
+    assert output.splitlines()[-1] == f"{begin} --data_path parts --partitions 4"
     check_columns(events)
     assert (
         'kind = "rating"\ncolumn = "stars"\nlowest = 1.0\nhighest = 5.0'
@@ -149,7 +150,7 @@ def test_texts_of_csv_files_stay_ids_and_first_clicks_are_kept(
     )
     output = capsys.readouterr().out
     assert "skipped: 10 rows" in output
-    assert "torchrun --nproc_per_node 2 retrieval.py" in output
+    assert "example/retrieval.py --data_path" in output
     assert 'kind = "clicks"' in (tmp_path / "parts" / "schema.toml").read_text()
 
 
