@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import bisect
+import contextlib
 import csv
 import dataclasses
 import re
@@ -186,7 +187,7 @@ class Sample(NamedTuple):
     events of each partition, int64 [partitions]; source: what was read.
     """
 
-    folder: tempfile.TemporaryDirectory[str]
+    folder: Path
     part: Columns
     whole: Columns
     sizes: np.ndarray
@@ -364,15 +365,17 @@ def rows_in(files: Sequence[File]) -> np.ndarray:
     """Return the rows of Parquet files, int64 [files], from their footers alone."""
 
     def rows(file: File) -> int:
-        with explained_damage(file):
-            return int(parquet.read_metadata(pyarrow.PythonFile(open_raw(file.path), "r")).num_rows)
+        with explained_damage(file), open_raw(file.path) as raw:
+            return int(parquet.read_metadata(pyarrow.PythonFile(raw, "r")).num_rows)
 
     with ThreadPoolExecutor(DIGEST_THREADS) as pool:
         return np.array([*pool.map(rows, files)], np.int64)
 
 
-def sampled(config: Config, partitions: int) -> Sample | None:
-    """Return a sample of partitions, whose other files are read up to their footers; None without partitions.
+def sampled(config: Config, partitions: int, exits: contextlib.ExitStack) -> Sample | None:
+    """Return a sample of partitions, of whose other files only footers are read; None without partitions.
+
+    exits: removes its folder at the end.
 
     Raises:
         UserError: when a file cannot be read, or --partitions is another number.
@@ -405,8 +408,8 @@ def sampled(config: Config, partitions: int) -> Sample | None:
     cache = cache_of(source, config.data)
     with explained(f"Cannot write {cache}", "give --cache_dir a folder with space that can be written"):
         cache.mkdir(parents=True, exist_ok=True)
-        folder = tempfile.TemporaryDirectory(prefix=".plan-", dir=cache)
-    config = config.replaced(cache_dir=folder.name)
+        folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix=".plan-", dir=cache)))
+    config = config.replaced(cache_dir=str(folder))
     part = open_columns(config, source=dataclasses.replace(source, tables=some, config=config.data))
     size = int(sizes[chosen].sum())
     text = (
@@ -559,7 +562,9 @@ def parse(argv: Sequence[str]) -> tuple[Cluster, Config, frozenset[str]]:
         parser.add_argument(f"--{name}", type=kind, default=default, help=f"{text} (default: {default})")
     parser.add_argument("--table", action="append", default=[], help="NAME:ROWS:DIM[:IDS of an event]")
     parser.add_argument("--optimizer", choices=rules, default=RowWiseAdagrad.__name__, help="of the tables")
-    flags, others = parser.parse_known_args(argv, Cluster(sample=None, item_bytes=0))
+    flags, others = parser.parse_known_args(
+        argv, Cluster(sample=None, item_bytes=0, exits=contextlib.ExitStack())
+    )
     config, given = parse_given(others)
     ranks = sorted((flags.gpus_per_host, flags.procs_per_host))
     require(
@@ -606,10 +611,10 @@ def tables_of(
     ranks = flags.context.world_size
     fitted, name = fitted_to_data(config, given)
     config = with_preset(fitted.replaced(preset=name), given).replaced(num_workers=0)
-    flags.sample = sampled(config, flags.partitions) if flags.partitions else None
+    flags.sample = sampled(config, flags.partitions, flags.exits) if flags.partitions else None
     part = flags.sample.part if flags.sample else open_columns(config)
     num_events = part.num_train + part.num_validation + part.num_test
-    folder = Path(flags.sample.folder.name if flags.sample else part.folder)
+    folder = flags.sample.folder if flags.sample else Path(part.folder)
     files = [file for file in folder.rglob("*") if file.is_file()]
     # Each rank has the columns of all items.
     flags.item_bytes = sum(file.stat().st_size for file in files if file.match(f"{part.schema.item}_*"))
@@ -638,6 +643,11 @@ def plan(cluster: Cluster, config: Config, given: frozenset[str], model: ModelMa
         UserError: when the tables do not fit, with all that would make them fit.
     """
     filter_library_messages()
+    with cluster.exits:
+        return _plan(cluster, config, given, model)
+
+
+def _plan(cluster: Cluster, config: Config, given: frozenset[str], model: ModelMaker | None) -> int:
     make, batches = tables_of(cluster, config, given, model)
     of_partitions = describe_partitions(cluster) if cluster.partitions else []
     tables = make(cluster, MAX_EMBEDDING_DIM)
