@@ -41,6 +41,25 @@ BLOCK_EVENTS = 2**20
 # The start of 2023.
 FIRST_TIME = 1_672_531_200
 DAY, YEAR = 86_400, 365 * 86_400
+# Columns of drawn events with stars, and their schema.toml.
+STAR_COLUMNS = ("user_id", "item_id", "stars", "time")
+STAR_SCHEMA = """\
+[user]
+column = "user_id"
+[item]
+column = "item_id"
+[label]
+kind = "rating"
+column = "stars"
+lowest = 1.0
+highest = 5.0
+liked = 4.0
+[timestamp]
+column = "time"
+format = "unix"
+"""
+# Of such events.
+EVENTS_PER_USER, EVENTS_PER_ITEM = 100, 500
 
 
 # --- command line and results ---
@@ -343,6 +362,16 @@ def skewed_ids(
     # The square and the cube make them so.
     user = (num_users * draw.random(rows) ** 2).astype(np.int64)
     return user, (num_items * draw.random(rows) ** 3).astype(np.int64)
+
+
+def read_plainly(path: Path) -> dict[str, float]:
+    """Read events with stars by pyarrow, batch by batch, on all cores; return seconds, and rows."""
+    from pyarrow import dataset
+
+    start, cpu = time.perf_counter(), time.process_time()
+    found = dataset.dataset(path, format="parquet", partitioning="hive")
+    rows = sum(batch.num_rows for batch in found.to_batches(columns=list(STAR_COLUMNS)))
+    return {"all": time.perf_counter() - start, "cpu": time.process_time() - cpu, "rows": rows}
 
 
 def write_parquet(path: Path, blocks: Iterable[Mapping[str, Any]]) -> None:

@@ -25,6 +25,7 @@ from common import (
     DOCS,
     FIRST_TIME,
     ROOT,
+    STAR_SCHEMA,
     YEAR,
     bar,
     blocks_of,
@@ -199,21 +200,9 @@ def _memory(what: str, folder: Path, ratings: int, number: int) -> dict[str, Any
 
 # --- own tables: numbers, features of the event, and weights ---
 
-SCHEMA = """\
-[user]
-column = "user_id"
-[item]
-column = "item_id"
-[label]
-kind = "rating"
-column = "stars"
-lowest = 1.0
-highest = 5.0
-[weight]
+SCHEMA = f"""\
+{STAR_SCHEMA}[weight]
 column = "trust"
-[timestamp]
-column = "time"
-format = "unix"
 [features.age]
 of = "user"
 column = "age"

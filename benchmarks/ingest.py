@@ -28,7 +28,11 @@ import numpy as np
 from common import (
     DAY,
     DOCS,
+    EVENTS_PER_ITEM,
+    EVENTS_PER_USER,
     FIRST_TIME,
+    STAR_COLUMNS,
+    STAR_SCHEMA,
     YEAR,
     bar,
     blocks_of,
@@ -39,6 +43,7 @@ from common import (
     origin,
     peak_memory,
     ratio,
+    read_plainly,
     shown_ratio,
     skewed_ids,
     table,
@@ -47,23 +52,6 @@ from common import (
 
 from recsuite.config.config import Config
 
-COLUMNS = ("user_id", "item_id", "stars", "time")
-SCHEMA = """\
-[user]
-column = "user_id"
-[item]
-column = "item_id"
-[label]
-kind = "rating"
-column = "stars"
-lowest = 1.0
-highest = 5.0
-liked = 4.0
-[timestamp]
-column = "time"
-format = "unix"
-"""
-EVENTS_PER_USER, EVENTS_PER_ITEM = 100, 500
 STAGES = ("reading", "columns", "all")
 # From files to columns, of pyarrow's own rate of reading.
 LEAST_SHARES = {"texts": 0.25, "numbers": 0.1}
@@ -92,7 +80,7 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=flags.folder, prefix="ingest-") as name:
         folder = Path(name)
         write_events(folder / "events.parquet", flags.events, flags.ids == "texts")
-        (folder / "schema.toml").write_text(SCHEMA)
+        (folder / "schema.toml").write_text(STAR_SCHEMA)
 
         def run(kind: str) -> dict[str, float]:
             command = [sys.executable, __file__, "--measure", kind, "--folder", str(folder)]
@@ -120,7 +108,7 @@ def _events(draw: np.random.Generator, places: range, number: int, has_texts: bo
         draw.integers(1, 6, rows).astype(np.float32),
         rising + draw.integers(0, DAY, rows),
     ]
-    return dict(zip(COLUMNS, columns, strict=True))
+    return dict(zip(STAR_COLUMNS, columns, strict=True))
 
 
 def _texts(prefix: str, ids: np.ndarray) -> Any:
@@ -133,13 +121,8 @@ def _texts(prefix: str, ids: np.ndarray) -> Any:
 
 
 def read_alone(folder: Path) -> dict[str, float]:
-    """Read the columns by pyarrow, batch by batch, on all cores; return seconds."""
-    from pyarrow import dataset
-
-    start, cpu = time.perf_counter(), time.process_time()
-    found = dataset.dataset(folder / "events.parquet")
-    rows = sum(batch.num_rows for batch in found.to_batches(columns=list(COLUMNS)))
-    return {"all": time.perf_counter() - start, "cpu": time.process_time() - cpu, "rows": rows}
+    """Read the columns by pyarrow; return seconds."""
+    return read_plainly(folder / "events.parquet")
 
 
 def ingest(folder: Path) -> dict[str, float]:

@@ -147,8 +147,12 @@ def fit_calibration(predictions: np.ndarray, liked: np.ndarray) -> Calibration:
         return Calibration(float("nan"), float("nan"))
     mean, spread = (float(number(predictions, dtype=np.float64)) for number in (np.mean, np.std))
     spread = spread if spread > LEAST_SPREAD else 1.0
-    weights = np.zeros(2)
-    for _ in range(CALIBRATION_ROUNDS):
+    weights, earlier = np.zeros(2), list[np.ndarray]()
+    # Mostly after 7 rounds: then rounding gives weights of an earlier round again, and all others follow.
+    while not (same := [place for place, one in enumerate(earlier) if (one == weights).all()]):
+        earlier.append(weights)
+        if len(earlier) > CALIBRATION_ROUNDS:
+            break
         gradient, curvature = CALIBRATION_RIDGE * weights, CALIBRATION_RIDGE * np.eye(2)
         for part in _chunks(len(predictions)):
             scaled = (predictions[part].astype(np.float64) - mean) / spread
@@ -157,7 +161,9 @@ def fit_calibration(predictions: np.ndarray, liked: np.ndarray) -> Calibration:
             probability = (1 + np.tanh(weights @ inputs / 2)) / 2
             gradient += inputs @ (probability - liked[part])
             curvature += (inputs * (probability * (1 - probability))) @ inputs.T
-        weights -= np.linalg.solve(curvature, gradient)
+        weights = weights - np.linalg.solve(curvature, gradient)
+    if same:
+        weights = earlier[same[0] + (CALIBRATION_ROUNDS - same[0]) % (len(earlier) - same[0])]
     slope = float(weights[0]) / spread
     return Calibration(slope, float(weights[1]) - slope * mean)
 

@@ -15,12 +15,12 @@ def test_variants_are_measured_on_the_same_partitions_and_each_figure_has_its_ba
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
     (run,) = found["rounds"]
     script = benchmark("partitions")
-    for name, (_, ranks) in script.VARIANTS.items():
+    for name, (_, ranks, _) in script.VARIANTS.items():
         assert [len(launch) for launch in run[name]] == [ranks, ranks]
         for rank in (rank for launch in run[name] for rank in launch):
             assert 0 < rank["anonymous"] <= rank["peak"]
             assert rank["first"] > 0 < rank["events"]
-    assert len(found["bars"]) == 4
+    assert len(found["bars"]) == 5
     assert "| partitions, 2 ranks |" in text
 
 

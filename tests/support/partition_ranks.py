@@ -19,10 +19,13 @@ NUMBER = 5
 # Step in the first epoch after which a training is ended.
 END_AT = 4
 COMMON = {"split": "files", "batch_size": 128, "timeout": 60}
+# Cases without a model.
+OF_COLUMNS = ("rare", "some users")
 # Flags of each case, and the data set that it reads.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "rating": ("ratings", {"by": "city,history_length,item_events,price"}),
     "rare": ("ratings", {}),
+    "some users": ("some users", {}),
     "labels": ("labels", {"task": "response", "history": 0}),
     "dynamic": ("texts", {"vocabulary": "dynamic", "capacity": "2000"}),
     "ranking": ("clicks", {"task": "ranking", "history_weights": "learned", "history": 20, "mlp_dims": ()}),
@@ -45,8 +48,8 @@ def collect(folder: Path, name: str, context: RuntimeContext) -> dict[str, Any]:
     """Return the results of a case; of one rank also without partitions."""
     data, flags = CASES[name]
     config = Config.of(**{**COMMON, **flags, "data_path": str(folder / data), "partitions": NUMBER})
-    if name == "rare":
-        return {"partitions": columns_of(config.replaced(min_count=40), context)}
+    if name in OF_COLUMNS:
+        return {"partitions": columns_of(config.replaced(min_count=40 if name == "rare" else 1), context)}
     found = {"partitions": evaluated(config, context)}
     if context.world_size == 1:
         found["one piece"] = evaluated(config.replaced(partitions=0), context)

@@ -67,7 +67,17 @@ from recsuite.datasets.schema import (
 )
 from recsuite.datasets.streams import StreamSegment
 from recsuite.errors import UserError, printable
-from recsuite.files import OPTIONAL, SEAL, FileEntry, check_file, parsed, reason_of, sealed, typed
+from recsuite.files import (
+    OPTIONAL,
+    SEAL,
+    FileEntry,
+    check_file,
+    digest_of_bytes,
+    parsed,
+    reason_of,
+    sealed,
+    typed,
+)
 from recsuite.metrics import Metrics
 from recsuite.runtime.console import stage
 
@@ -183,6 +193,14 @@ class Columns:
     def joined(self, values: np.ndarray) -> np.ndarray:
         """Return values of the events of all ranks, of those of events here, [n, ...]: here they are all."""
         return values
+
+    def digest_of_test(self) -> str:
+        """Return a digest of users, items and labels of the test events; of a stream, of all events."""
+        # The columns of a stream are gone when it ends.
+        if self.segment is not None:
+            return self.digest
+        events = self.events("test")
+        return digest_of_bytes(*(np.ascontiguousarray(events[name]) for name in (USER, ITEM, "label")))
 
     def user_numbers(self, split: str) -> np.ndarray:
         """Return a number for the user of each event of a split, int64 or int32 [n]."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from recsuite.datasets.whole import WHOLE, Whole
 from recsuite.errors import UserError
 from recsuite.files import OPTIONAL, plain, typed
 
@@ -312,7 +311,7 @@ class RawData:
     `oracle` holds predicted labels, and `oracle_ranks` ranks of the items among those that the user had not
     had before, float32 [events]. `skipped` describes what was skipped, `num_skipped` is the number of skipped
     events. `events_per_file` has the files in the order of their events. `context` are the events that are
-    only in histories, see `Schema.event_types`. `whole` is the data set of which the events may be a part.
+    only in histories, see `Schema.event_types`.
     """
 
     events: Events
@@ -325,5 +324,4 @@ class RawData:
     events_per_file: dict[str, int] = field(default_factory=dict)
     context: Events | None = None
     oracle_ranks: np.ndarray | None = None
-    whole: Whole = WHOLE
     official_validation: np.ndarray | None = None

@@ -71,3 +71,52 @@ def test_numbers_are_encoded_alike_on_1_2_and_3_ranks(most: int, monkeypatch: py
     edges, scale = alone
     assert np.median(edges["edges"]) == pytest.approx(40, abs=1)
     assert scale["is_log"]
+
+
+class Owner(Exchange):
+    """Exchange whose ids are added up by one thread, and that notes what all ranks get."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.sent: list[Any] = []
+
+    def gathered(self, value: Any) -> list[Any]:
+        self.sent.append(value)
+        return super().gathered(value)
+
+    def total(self, numbers: np.ndarray) -> Any:
+        return np.sum(super().gathered(numbers), axis=0)
+
+    def summed(self, ids: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        sums: dict[int, int] = {}
+        for others in super().gathered([*zip(ids.tolist(), numbers.tolist(), strict=True)]):
+            for one, number in others:
+                sums[one] = sums.get(one, 0) + number
+        owned = [number for one, number in sums.items() if one % self.size == rank_of_thread()]
+        return np.array([sums[one] for one in ids.tolist()]), np.array(owned, np.int64)
+
+
+def rank_of_thread() -> int:
+    return int(threading.current_thread().name)
+
+
+def test_rare_values_are_counted_over_ranks_and_only_the_others_are_sent_to_all() -> None:
+    exchange, found = Owner(2), dict[int, Any]()
+    city = Feature("city", USER, "city")
+    # Bern has 1 + 2 events, Genf 2, Ulm 1 and Wien 5.
+    cities = [["Bern", "Genf", "Wien"], ["Bern", "Ulm"]]
+    numbers = [[1, 2, 5], [2, 1]]
+
+    def run(rank: int) -> None:
+        known = np.array(cities[rank], object)
+        found[rank] = merging._merged(known, np.array(numbers[rank]), city, 3, exchange)  # type: ignore[arg-type]
+
+    threads = [threading.Thread(target=run, args=[rank], name=str(rank)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for known, number, num_rare in found.values():
+        assert (known.tolist(), number, num_rare) == (["Bern", "Wien"], 4, 2)
+    values = [one for sent in exchange.sent if isinstance(sent, np.ndarray) for one in sent.tolist()]
+    assert sorted(values) == ["Bern", "Bern", "Wien"]

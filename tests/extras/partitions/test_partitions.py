@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,15 @@ import pandas
 import pytest
 
 from recsuite.config.config import Config
+from recsuite.datasets import source
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.opening import open_same_columns
+from recsuite.datasets.tables.files import find_tables
 from recsuite.errors import UserError
-from recsuite.extras.partitions import merging
+from recsuite.extras.partitions import digests, folders, merging
 from recsuite.runtime.process import RuntimeContext
 from tests.support.launch import EXAMPLE, launched, python, run_command, succeeded
+from tests.support.object_server import serving
 from tests.support.partition_files import log, write_parquet, write_partitions
 
 NUMBER = 4
@@ -57,6 +61,85 @@ def test_columns_are_made_once(written: Path, context: RuntimeContext, monkeypat
     first = open_same_columns(config_of(written), context)
     monkeypatch.setattr(merging, "with_split", None)
     assert open_same_columns(config_of(written), context) == first
+
+
+def test_a_start_reads_the_files_that_changed_alone(
+    folder: Path, context: RuntimeContext, monkeypatch: Any, capsys: Any
+) -> None:
+    files = list(folder.rglob("*.parquet"))
+    for path in files:
+        os.utime(path, (1_600_000_000, 1_600_000_000))
+    read: list[str] = []
+    monkeypatch.setattr(digests, "digests_of_files", spied(read, digests.digests_of_files))
+    monkeypatch.setattr(digests, "digest_of", spied(read, digests.digest_of))
+    first = open_same_columns(config_of(folder), context)
+    assert sorted(read) == sorted(str(path.relative_to(folder)) for path in files)
+    read.clear()
+    assert open_same_columns(config_of(folder), context) == first
+    assert not read
+    # Other bytes with the same size, at another time.
+    path = part(folder, 1) / "split=test" / "data_0.parquet"
+    content = path.read_bytes()
+    frame = pandas.read_parquet(path, partitioning=None)
+    write_parquet(path, frame.assign(rating=frame["rating"].to_numpy()[::-1]))
+    assert path.stat().st_size == len(content)
+    assert open_same_columns(config_of(folder), context).digest != first.digest
+    assert {*read} == {str(path.relative_to(folder))}
+    path.write_bytes(content)
+    column = Path(first.folder) / "time.npy"
+    column.write_bytes(bytes(column.stat().st_size))
+    read.clear()
+    assert open_same_columns(config_of(folder), context) == first
+    assert f"the columns in {first.folder} are damaged and are made again: {column} has another" in said(
+        capsys
+    )
+    read.clear()
+    assert open_same_columns(config_of(folder, rebuild=True), context) == first
+    assert {str(path.relative_to(folder)) for path in files} < {*read}
+    assert "the new columns are the same as before, to the last bit" in said(capsys)
+
+
+def spied(read: list[str], function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function that notes the names of the files that it reads."""
+
+    def spy(files: Any) -> Any:
+        read.extend([str(files)] if isinstance(files, Path) else [file.name for file in files])
+        return function(files)
+
+    return spy
+
+
+def said(capsys: Any) -> str:
+    return str(capsys.readouterr().out)
+
+
+def test_partitions_of_an_object_store_give_the_columns_of_those_on_a_disk(
+    written: Path, tmp_path: Path, context: RuntimeContext, monkeypatch: Any
+) -> None:
+    pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()
+    monkeypatch.setattr(source, "DATA_ROOT", tmp_path)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    # The schema of tables on a server is in the working folder.
+    shutil.copy(written / "schema.toml", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with serving(tmp_path / "served") as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{server.address}")
+        ignored = shutil.ignore_patterns(".columns", "schema.toml")
+        shutil.copytree(written, server.folder / "bucket" / "data", ignore=ignored)
+        config = config_of(
+            Path("s3://bucket/data"), data_path="s3://bucket/data", cache_dir=str(tmp_path / "c")
+        )
+        remote, local = (open_same_columns(each, context) for each in (config, config_of(written)))
+        assert remote.files == local.files
+        # Of two ranks the second reads its partitions alone, beside the items.
+        tables = folders.tables_of_rank(find_tables("s3://bucket/data"), NUMBER, 1, 2, tmp_path)
+        assert {folders.number_of(file.name) for file in tables.files} == {1, 3, None}
+        shutil.rmtree(server.folder / "bucket" / "data" / "events" / "part=00002")
+        with pytest.raises(UserError, match="requires the partitions 0 to 3, and 2 is missing"):
+            open_same_columns(config, context)
 
 
 def without(folder: Path) -> None:
@@ -100,6 +183,17 @@ def damaged(folder: Path) -> None:
 def with_more_users(folder: Path) -> None:
     path = folder / "users" / f"part={NUMBER:05d}" / "data_0.parquet"
     write_parquet(path, pandas.DataFrame({"user": [1], "city": ["Ulm"], "age": [1.0]}))
+
+
+def doubled_users(folder: Path) -> None:
+    shutil.copytree(folder / "users" / "part=00001", folder / "users" / "part=1")
+
+
+def with_users_by_another_hash(folder: Path) -> None:
+    one, other = (folder / "users" / f"part={number:05d}" for number in (1, 2))
+    one.rename(folder / "users" / "of_1")
+    other.rename(one)
+    (folder / "users" / "of_1").rename(other)
 
 
 def outside(folder: Path) -> None:
@@ -150,7 +244,12 @@ def with_properties_in_events(folder: Path) -> None:
         ),
         (
             with_more_users,
-            r"users/part=00004/data_0.parquet is of no partition of the events, which are 0 to 3",
+            r"The partition part=00004 of users is none of the events, which are 0 to 3",
+        ),
+        (doubled_users, r"Partition 1 is there twice, in users/part=00001 and users/part=1; remove"),
+        (
+            with_users_by_another_hash,
+            r"The user 10\d\d is in the events of partition \d and in the users of partition \d; write users",
         ),
         (damaged, r"part=00002/split=train/data_0.parquet"),
         (
@@ -198,7 +297,6 @@ def test_an_empty_partition_needs_its_folder_alone(folder: Path, context: Runtim
     ("flags", "sentence"),
     [
         ({"stream": True}, "--partitions cannot be used with --stream"),
-        ({"rebuild": True}, "--rebuild cannot be used with --partitions"),
         ({"initial_rows": "gaussian"}, "--initial_rows gaussian cannot be used with --partitions"),
         ({"day_feature": "user"}, "--day_feature user cannot be used with --partitions"),
         ({"order": "rows"}, "--partitions requires events in order of time, got --order rows"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from example import make_model
 from recsuite import ServedModel
 from tests.support import partition_files
 from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
-from tests.support.partition_ranks import CASES, END_AT, NUMBER
+from tests.support.partition_ranks import CASES, END_AT, NUMBER, OF_COLUMNS
 
 RANKS = (1, 2, 3)
+# All partitions of the second of two ranks.
+WITHOUT_USERS = ("part=00001", "part=00003")
 Found = dict[int, dict[str, Any]]
 
 
@@ -23,6 +26,9 @@ def write_all(folder: Path) -> None:
     events = partition_files.log(number=1_500)
     write = partition_files.write_partitions
     write(folder / "ratings", NUMBER, events)
+    users = write(folder / "some users", NUMBER, events) / "users"
+    for name in WITHOUT_USERS:
+        shutil.rmtree(users / name)
     write(folder / "clicks", NUMBER, events, partition_files.CLICKS, own_users=False)
     write(folder / "labels", NUMBER, partition_files.with_more_labels(events), partition_files.LABELS)
     write(folder / "texts", NUMBER, partition_files.with_texts(events))
@@ -40,7 +46,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "rare"])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in OF_COLUMNS])
 def test_one_rank_with_partitions_is_the_data_in_one_piece_bit_for_bit(found: Found, name: str) -> None:
     one = found[1][name]
     for what in sorted({*one["one piece"]} - {"digest"}):
@@ -76,7 +82,7 @@ def test_all_ranks_know_the_data_as_one_piece_does(found: Found, name: str, rank
     assert several["digest"] == one["digest"]
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "rare"])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in OF_COLUMNS])
 def test_metrics_are_those_of_the_data_in_one_piece_on_any_number_of_ranks(found: Found, name: str) -> None:
     one = found[1][name]["one piece"]
     assert one["test"]["cases"] == one["sizes"][2]
@@ -86,7 +92,7 @@ def test_metrics_are_those_of_the_data_in_one_piece_on_any_number_of_ranks(found
         assert_close(found[3][name]["partitions"][split], found[2][name]["partitions"][split])
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "rare"])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in OF_COLUMNS])
 def test_an_epoch_has_each_event_once_on_any_number_of_ranks(found: Found, name: str) -> None:
     for ranks in RANKS:
         of_case = found[ranks][name]["partitions"]
@@ -100,6 +106,12 @@ def test_notes_of_one_rank_alone_say_so(found: Found) -> None:
     assert not [note for note in found[1]["rating"]["partitions"]["notes"] if note.startswith("rank ")]
     notes = found[2]["ranking"]["partitions"]["notes"]
     assert any("have no row" in note for note in notes)
+
+
+def test_partitions_without_users_are_named(found: Found) -> None:
+    note = "no users are in the partition 1, 3, which has events"
+    assert note in found[1]["some users"]["partitions"]["notes"]
+    assert f"rank 1: {note}" in found[2]["some users"]["partitions"]["notes"]
 
 
 def test_a_resume_in_the_middle_of_an_epoch_is_the_uninterrupted_training(found: Found) -> None:

@@ -7,7 +7,7 @@ the events is known, so is the oracle, the best possible prediction.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ from recsuite.datasets.arrays import chunks, counts_of, highest, release
 from recsuite.datasets.preparation.histories import StoredEvents
 from recsuite.datasets.preparation.loops import add_rests, grouped, rank_by_popularity
 from recsuite.datasets.schema import HISTORY, LEAST_SHARE
-from recsuite.datasets.whole import WHOLE, Whole
 from recsuite.metrics import (
     KNOWN,
     NEVER_FOUND,
@@ -74,7 +73,6 @@ def baselines_of(
     oracle: Oracle,
     schema: Schema,
     done: Callable[[float], object],
-    whole: Whole = WHOLE,
 ) -> dict[str, dict[str, Metrics]]:
     """Baselines on the test events for each way of evaluation.
 
@@ -83,99 +81,104 @@ def baselines_of(
     the calibration of a log loss is fitted to predictions of the validation labels that did not use them.
 
     folder: with the histories of the events; is_listed: of each item, see `columns.listed_items`; done:
-    called with the finished share of the work; whole: of the events.
+    called with the finished share of the work.
     """
     num_known, num_items = sizes[0] + sizes[1], len(is_listed)
+    user, item, label = stored.user, stored.item, stored.label
     known_offsets = np.load(folder / f"test_{HISTORY}_offsets.npy")
-    num_users = len(known_offsets) - 1
+    shape = len(known_offsets) - 1, num_items
     fitted = fit_biases(
-        stored.user,
-        stored.item,
-        stored.label,
-        (num_users, num_items),
-        (sizes[0], num_known),
-        lambda share: done(SHARE_OF_BIASES * share),
-        whole,
+        user, item, label, shape, (sizes[0], num_known), lambda share: done(SHARE_OF_BIASES * share)
     )
-    ranks, candidates = popularity_ranks(
+    ranked = popularity_ranks(
         known_offsets,
         np.load(folder / "test_seen.npy", mmap_mode="r"),
-        stored.user[num_known:],
-        stored.item[num_known:],
-        whole.total(counts_of(stored.item[:num_known], num_items)),
+        user[num_known:],
+        item[num_known:],
+        counts_of(item[:num_known], num_items),
         is_listed,
         schema.excludes_seen,
     )
-    ranks, candidates = whole.joined(ranks), whole.joined(candidates)
     done(1)
-    has_trained = counts_of(stored.user[: sizes[0]], highest(stored.user) + 1) > 0
-    is_known = whole.joined(has_trained[stored.user[num_known:]])
+    has_trained = counts_of(user[: sizes[0]], highest(user) + 1) > 0
+    splits = slice(sizes[0], num_known), slice(num_known, None)
+    predictions = {
+        "global mean": [np.broadcast_to(fit.mean, size) for fit, size in zip(fitted, sizes[1:], strict=True)],
+        "biases": [fit.predict(user[split], item[split]) for fit, split in zip(fitted, splits, strict=True)],
+    }
+    if oracle.labels is not None:
+        predictions["oracle"] = [oracle.labels[split] for split in splits]
+    labels = [label[split] for split in splits]
+    share = num_liked(label[:num_known], schema.liked_label) / num_known
+    results = measured(
+        labels, predictions, ranked, has_trained[user[num_known:]], share, schema.liked_label, oracle.ranks
+    )
+    release(user, item, label)
+    return results
+
+
+def num_liked(label: np.ndarray, liked_label: float) -> int:
+    """Return the number of labels that count as liked."""
+    return sum(int((label[part] >= liked_label).sum()) for part in chunks(len(label), label))
+
+
+def measured(
+    labels: Sequence[np.ndarray],
+    predictions: Mapping[str, Sequence[np.ndarray]],
+    ranked: tuple[np.ndarray, np.ndarray],
+    is_known: np.ndarray,
+    share: float,
+    liked_label: float,
+    oracle_ranks: np.ndarray | None = None,
+) -> dict[str, dict[str, Metrics]]:
+    """Return the metrics of baselines, see `baselines_of`.
+
+    labels, predictions: of the validation and the test, float [n]; ranked: `popularity_ranks`; is_known: True
+    for a test event of a user with a training event, bool [n]; share: of liked events before the test.
+    """
     parts: dict[str, Any] = {"": slice(None)}
     if is_known.any() and not is_known.all():
         parts |= {KNOWN: is_known, NEW: ~is_known}
+    ranks, candidates = ranked
     results: dict[str, dict[str, Metrics]] = {}
     for part, some in parts.items():
-        of_labels, of_answers = _measured(
-            stored, sizes, fitted, oracle.labels, schema.liked_label, some, whole
-        )
+        of_labels, of_answers = _measured(labels, predictions, share, liked_label, some)
         of_ranks: dict[str, Metrics] = {
             "a random order": ranks_by_chance(candidates[some]),
             "popularity": measure_ranks(ranks[some]).values,
         }
-        if oracle.ranks is not None:
-            of_ranks["oracle"] = measure_ranks(oracle.ranks[some]).values
+        if oracle_ranks is not None:
+            of_ranks["oracle"] = measure_ranks(oracle_ranks[some]).values
         ways = {"predictions": of_labels, "ranks": of_ranks, "answers": of_answers}
         results |= {way + part: of_part for way, of_part in ways.items()}
     return results
 
 
 def _measured(
-    stored: StoredEvents,
-    sizes: tuple[int, int, int],
-    fitted: Sequence[Biases],
-    oracle: np.ndarray | None,
+    labels: Sequence[np.ndarray],
+    predictions: Mapping[str, Sequence[np.ndarray]],
+    share: float,
     liked_label: float,
     some: Any,
-    whole: Whole,
 ) -> tuple[dict[str, Metrics], dict[str, Metrics]]:
     """Return metrics of predicted labels on the test, and those of the calibrated probabilities."""
-    # fitted: biases without the validation events, and with them; some: the test events, bool or a slice.
-    num_train, num_known = sizes[0], sizes[0] + sizes[1]
-    validation, test = slice(num_train, num_known), slice(num_known, None)
-    user, item, label, (early, late) = stored.user, stored.item, stored.label, fitted
-    validated, tested = whole.joined(label[validation]), whole.joined(label[test])
-    predictions = {
-        "global mean": (
-            np.broadcast_to(early.mean, len(validated)),
-            np.broadcast_to(late.mean, len(tested)),
-        ),
-        "biases": (
-            whole.joined(early.predict(user[validation], item[validation])),
-            whole.joined(late.predict(user[test], item[test])),
-        ),
-    }
-    if oracle is not None:
-        predictions["oracle"] = oracle[validation], oracle[test]
-    liked_before, liked = validated >= liked_label, tested >= liked_label
+    # some: the test events, bool or a slice.
+    tested = labels[1]
+    liked_before, liked = (each >= liked_label for each in labels)
 
-    def measured(name: str) -> Metrics:
+    def measured_of(name: str) -> Metrics:
         on_validation, on_test = predictions[name]
         calibration = fit_calibration(on_validation, liked_before)
         return measure(on_test[some], tested[some], liked[some], calibration).values
 
-    of_labels = {name: measured(name) for name in predictions}
+    of_labels = {name: measured_of(name) for name in predictions}
     of_answers = {
         name: {metric: metrics[metric] for metric in ("log_loss", "auc")}
         for name, metrics in of_labels.items()
     }
     # The share of yes is already a probability. A calibration by the few validation events would add noise.
-    num_liked = sum(int((label[part] >= liked_label).sum()) for part in chunks(num_known, label))
-    num_liked, num_known = whole.total(np.array([num_liked, num_known])).tolist()
-    log_loss = log_loss_of(num_liked / num_known, liked[some])
-    of_share = {**of_answers.pop("global mean"), "log_loss": log_loss}
-    of_answers = {"share of yes": of_share, **of_answers}
-    release(user, item, label)
-    return of_labels, of_answers
+    of_share = {**of_answers.pop("global mean"), "log_loss": log_loss_of(share, liked[some])}
+    return of_labels, {"share of yes": of_share, **of_answers}
 
 
 def popularity_ranks(
@@ -284,7 +287,6 @@ def fit_biases(
     sizes: tuple[int, int],
     numbers: Sequence[int],
     done: Callable[[float], object] = lambda share: None,
-    whole: Whole = WHOLE,
 ) -> list[Biases]:
     """Fit label = mean + user bias + item bias by damped alternating least squares, see `LEAST_CHANGE`.
 
@@ -292,10 +294,13 @@ def fit_biases(
     bias 0.
 
     user, item: int32 [n]; label: float32 [n]; sizes: numbers of users and of items; done: called with the
-    finished share of the rounds; whole: of the events. A position is of one item on all ranks, and of a user
-    here alone.
+    finished share of the rounds.
     """
-    fits = [_rounds(user[:number], item[:number], label[:number], sizes, whole) for number in numbers]
+    return settled([_rounds(user[:number], item[:number], label[:number], sizes) for number in numbers], done)
+
+
+def settled(fits: Sequence[Iterator[tuple[Biases, float]]], done: Callable[[float], object]) -> list[Biases]:
+    """Return the biases of fits as `_rounds` after as many rounds as it takes. done: see `fit_biases`."""
     before = (math.inf,) * len(fits)
     for number in range(1, MOST_ROUNDS + 1):
         fitted, errors = zip(*map(next, fits), strict=True)
@@ -307,39 +312,35 @@ def fit_biases(
 
 
 def _rounds(
-    user: np.ndarray, item: np.ndarray, label: np.ndarray, sizes: tuple[int, int], whole: Whole
+    user: np.ndarray, item: np.ndarray, label: np.ndarray, sizes: tuple[int, int]
 ) -> Iterator[tuple[Biases, float]]:
     """Yield better and better biases, and the RMSE of the events with them."""
-    mean = whole.mean(label)
+    mean = float(label.mean(dtype=np.float64))
     release(label)
-    of_user, of_item = (counts_of(column, size) for column, size in zip((user, item), sizes, strict=True))
-    of_item = whole.total(of_item)
+    counts = [counts_of(column, size) for column, size in zip((user, item), sizes, strict=True)]
     of_users = np.zeros(sizes[0])
     while True:
         # Each line solves for one side exactly with the other fixed.
-        of_items, _ = _solved(item, user, label, mean, of_users, of_item, whole.total)
-        of_users, squares = _solved(user, item, label, mean, of_items, of_user, lambda sums: sums)
-        squares, number = whole.total(np.array([squares, len(label)])).tolist()
-        rmse = math.sqrt(max(squares, 0.0) / number)
-        yield Biases(mean, of_users, of_items), rmse
+        of_items, _ = solved(counts[1], *rests(item, user, label, mean, of_users, sizes[1]))
+        of_users, squares = solved(counts[0], *rests(user, item, label, mean, of_items, sizes[0]))
+        yield Biases(mean, of_users, of_items), math.sqrt(max(squares, 0.0) / len(label))
 
 
-def _solved(
-    own: np.ndarray,
-    other: np.ndarray,
-    label: np.ndarray,
-    mean: float,
-    biases: np.ndarray,
-    counts: np.ndarray,
-    total: Callable[[np.ndarray], np.ndarray],
+def rests(
+    own: np.ndarray, other: np.ndarray, label: np.ndarray, mean: float, biases: np.ndarray, number: int
 ) -> tuple[np.ndarray, float]:
-    """Biases of one side, float64, given those of the other; and the squared error of the events here."""
-    # total: adds up the sums of ranks.
-    sums, squares = np.zeros(len(counts)), 0.0
+    """Return sums of what the biases of the other side leave of the labels, float64 [number], and of squares.
+
+    own, other: positions of the events on both sides, int32 [n].
+    """
+    sums, squares = np.zeros(number), 0.0
     for part in chunks(len(own), own, other, label):
         squares += add_rests(own[part], other[part], label[part], mean, biases, sums)
-    sums = total(sums)
-    solved = sums / (counts + DAMPING)
+    return sums, squares
+
+
+def solved(counts: np.ndarray, sums: np.ndarray, squares: float) -> tuple[np.ndarray, float]:
+    """Return biases of one side, float64, and the squared error of the events. sums, squares: see `rests`."""
+    biases = sums / (counts + DAMPING)
     # The sum of (rest - bias)^2 over the events, without another pass over them.
-    squares += float((solved * (counts * solved - 2 * sums)).sum())
-    return solved, squares
+    return biases, squares + float((biases * (counts * biases - 2 * sums)).sum())

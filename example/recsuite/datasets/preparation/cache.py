@@ -69,7 +69,7 @@ def open_columns(config: Config, launch: str = "", source: TableSource | None = 
 
     columns = None
     # First without the lock: most runs find their columns, even in a read-only folder.
-    if columns is None and not _is_due(data, cache, name, launch):
+    if columns is None and not is_due(data, cache, name, launch):
         columns = _found(cache, name, source, is_named)
     if columns is None:
         advice = "give --cache_dir a folder with space that can be written"
@@ -151,7 +151,7 @@ def _with_lock(
     """Return the columns of this name. Make them unless the previous holder of the lock did."""
     (data, seed), folder = settings, newest_of(cache, name)
     there, fault = load_columns(folder, source.folder, source.schema)
-    if there is not None and not _is_due(data, cache, name, launch):
+    if there is not None and not is_due(data, cache, name, launch):
         return there
     if fault:
         say(f"the columns in {folder} are damaged and are made again: {fault}")
@@ -169,8 +169,8 @@ def _with_lock(
     make_columns(folder, read_again(), source.schema, data, seed, there)
     made = newest_of(cache, name)
     if data.rebuild:
-        replace_file(_mark_of(cache, name), launch.encode())
-    _report_kept_folder(folder, made, there)
+        replace_file(mark_of(cache, name), launch.encode())
+    report_kept_folder(folder, made, there)
     if isinstance(store, ObjectPath):
         _share(made, store)
     # Every byte was read for its digest when it was written.
@@ -205,24 +205,24 @@ def _share(folder: Path, store: ObjectPath) -> None:
     say(f"the columns are also in {store}")
 
 
-def _mark_of(cache: Path, name: str) -> Path:
+def mark_of(cache: Path, name: str) -> Path:
     """Return the path of the file with the launch that last rebuilt columns of this name."""
     # Other modes and restarts of the launch do not rebuild them.
     return cache / f".rebuilt-{name}"
 
 
-def _is_due(config: DataConfig, cache: Path, name: str, launch: str) -> bool:
+def is_due(config: DataConfig, cache: Path, name: str, launch: str) -> bool:
     """True if --rebuild was given and this launch has not done it yet."""
     if not config.rebuild:
         return False
     try:
-        return not launch or _mark_of(cache, name).read_bytes() != launch.encode()
+        return not launch or mark_of(cache, name).read_bytes() != launch.encode()
     except OSError:
         # The file is missing or not readable.
         return True
 
 
-def _report_kept_folder(folder: Path, made: Path, there: Columns | None) -> None:
+def report_kept_folder(folder: Path, made: Path, there: Columns | None) -> None:
     """Report the result of a --rebuild of existing columns."""
     if there is not None and made == folder:
         say("the new columns are the same as before, to the last bit")

@@ -28,7 +28,7 @@ from recsuite.datasets.columns import MANIFEST, Columns, listed_items
 from recsuite.datasets.preparation.baselines import baselines_of, oracle_of
 from recsuite.datasets.preparation.histories import StoredEvents, write_histories
 from recsuite.datasets.preparation.loops import CONTEXT
-from recsuite.datasets.preparation.splits import rule_for_seen, split
+from recsuite.datasets.preparation.splits import repeats_in, rule_for_seen, split
 from recsuite.datasets.preparation.vocabulary import (
     WrittenFeatures,
     features_of_events,
@@ -54,7 +54,6 @@ from recsuite.metrics import Metrics, finite
 from recsuite.runtime.console import stage
 
 NOT_CHECKED = "features of the event are not checked for leakage: that requires the extra leakage"
-NOT_CHECKED_IN_PARTS = f"{NOT_CHECKED.partition(':')[0]}: that requires all events in one piece"
 # Name of an unfinished folder, with the process id.
 LEFTOVER = re.compile(r"\.making-\d+")
 # The parts of making columns, and the percent of the time that each takes for very many events.
@@ -79,6 +78,22 @@ class StreamPart:
     segment: StreamSegment
 
 
+@dataclass(frozen=True)
+class Shared:
+    """Values of a data set, for the columns of a part of its events, see the extra `partitions`.
+
+    vocabulary: in the form of vocabulary.json; mean_weight: of the training events; columns, manifest: more
+    columns, and entries of the manifest, in place of those of the part alone; baselines: in place of
+    `baselines_of`.
+    """
+
+    vocabulary: Mapping[str, Any]
+    mean_weight: float
+    columns: Mapping[str, np.ndarray]
+    manifest: Mapping[str, Any]
+    baselines: Callable[..., dict[str, dict[str, Metrics]]]
+
+
 def _successor_of(folder: Path) -> Path:
     number = folder.suffix[1:]
     return folder.with_suffix(f".{int(number) + 1 if number else 2}")
@@ -92,11 +107,13 @@ def make_columns(
     seed: int,
     there: Columns | None = None,
     stream: StreamPart | None = None,
+    shared: Shared | None = None,
 ) -> None:
     """Write columns and move them to their folder. The caller must hold the lock.
 
     there: the intact columns in the folder, if any. New columns with the same bits replace them; others go to
-    a successor. stream: of a segment, whose events are in the order of time only.
+    a successor. stream: of a segment, whose events are in the order of time only; shared: of events that are
+    not all of a data set.
     """
     # This process holds the lock, so any unfinished folder was left by a process that died.
     for path in folder.parent.iterdir():
@@ -107,7 +124,7 @@ def make_columns(
     try:
         with stage("making columns", sum(PARTS.values()), "percent") as reached:
             # Written under another name: a process that dies here leaves no columns that look complete.
-            manifest = _write_columns(making, raw, schema, config, seed, reached, stream)
+            manifest = _write_columns(making, raw, schema, config, seed, reached, stream, shared)
         # The files must be on the disk before the rename, but no other training reads those of a stream.
         entry = flushed if stream is None else entry_of
         written = [entry(path) for path in sorted(making.iterdir())]
@@ -162,26 +179,31 @@ def _write_columns(
     seed: int,
     reached: Callable[[int], None],
     stream: StreamPart | None,
+    shared: Shared | None,
 ) -> dict[str, Any]:
-    whole = raw.whole
     # A reading may have several segments, and its notes are those of the first one.
     skipped = raw.skipped if stream is None else []
-    order, sizes, notes = split(raw, schema, config, seed, folder) if stream is None else _order_of(stream)
+    if stream is None:
+        order, sizes, notes = split(raw, schema, config, seed, folder, shared is not None)
+    else:
+        order, sizes, notes = _order_of(stream)
     stored = _write_events(folder, raw, order, _done(reached, "events"))
     oracle = oracle_of(raw, order, sizes[2], config.split) if stream is None else None
     num_train = sizes[0]
-    written, own = _write_features(folder, raw, stored, order, num_train, schema, stream)
+    written, own = _write_features(folder, raw, stored, order, num_train, schema, stream, shared)
     num_head = min(num_train, HEAD) if stream else num_train
     segment = None if stream is None else _with_means(stream.segment, raw, order[:num_head])
     # The model starts from it, so it must not depend on later events.
-    mean_label = segment.position.mean_label if segment else whole.mean(stored.label[:num_train])
-    weight = _weight(folder, raw, order, num_head, segment) | _more_labels(folder, raw, order)
+    labels = stored.label[:num_train]
+    mean_label = segment.position.mean_label if segment else float(labels.mean(dtype=np.float64))
+    mean_weight = segment.position.mean_weight if segment else shared.mean_weight if shared else None
+    weight = _weight(folder, raw, order, num_head, mean_weight) | _more_labels(folder, raw, order)
     item_leakage: dict[str, float] = {}
     label_leakage: dict[str, float] = {}
-    has_own = any(feature.entity == EVENT for feature in schema.features)
-    leakage = optional("leakage") if has_own and not whole.is_part else None
+    has_own = shared is None and any(feature.entity == EVENT for feature in schema.features)
+    leakage = optional("leakage") if has_own else None
     if has_own and leakage is None:
-        notes = [*notes, NOT_CHECKED_IN_PARTS if whole.is_part else NOT_CHECKED]
+        notes = [*notes, NOT_CHECKED]
     if leakage is not None:
         items = stored.item[:num_train]
         if stream is None:
@@ -196,20 +218,19 @@ def _write_columns(
     del order
     seen, said = rule_for_seen(
         config,
-        stored.user[:num_train],
-        stored.item[:num_train],
         schema,
-        is_stream=stream is not None,
-        whole=whole,
+        stream is not None,
+        lambda: repeats_in(stored.user[:num_train], stored.item[:num_train]),
     )
     schema = dataclasses.replace(schema, seen=seen)
     if written.left_out:
         said.append(f"skipped the features that the files do not have: {', '.join(written.left_out)}")
     features = [*(table.feature for table in written.tables), *written.numbers]
     (folder / SCHEMA_FILE).write_text(json.dumps(record_of(schema, features), indent=1, allow_nan=False))
-    item_counts = whole.total(counts_of(stored.item[:num_train], len(raw.items)))
-    # Of all ranks together there may be more than fit into 32 bits.
-    np.save(folder / "item_counts.npy", item_counts.astype(np.int64 if whole.is_part else np.int32))
+    item_counts = counts_of(stored.item[:num_train], len(raw.items))
+    np.save(folder / "item_counts.npy", item_counts.astype(np.int32))
+    for name, column in (shared.columns if shared else {}).items():
+        np.save(folder / f"{name}.npy", column)
     rows, progress = _rows_of_items(folder, written, schema), _done(reached, "histories")
     # What a stream keeps came before.
     first_part = 0 if stream is None else CONTEXT
@@ -223,16 +244,16 @@ def _write_columns(
             progress = _done(reached, "baselines")
             tables = [table.feature for table in written.tables]
             is_listed = listed_items(lambda name: np.load(folder / f"{name}.npy"), schema, tables)
-            baselines = baselines_of(folder, stored, is_listed, sizes, oracle, schema, progress, whole)
-    whole.write_beside(folder, raw, schema)
+            find = shared.baselines if shared else baselines_of
+            baselines = find(folder, stored, is_listed, sizes, oracle, schema, progress)
     return {
         # Digest of the meaning of a position in the training: a checkpoint stores its progress as a position.
         "digest": f"{digest_of(folder / 'rows.npy')}-{num_train}-{sizes[1]}",
         **dict(zip(("num_train", "num_validation", "num_test"), sizes, strict=True)),
         "num_skipped": raw.num_skipped + (len(raw.events.user) - sum(sizes) if stream is None else 0),
-        "num_users": whole.num_users(raw),
+        "num_users": len(raw.users),
         f"num_{schema.items}": len(raw.items),
-        "longest_history": int(whole.joined(np.array([longest])).max()),
+        "longest_history": longest,
         "mean_rating": mean_label,
         "tables": [_recorded(table, schema) for table in written.tables],
         "numbers": [plain(schema.recorded(feature)) for feature in written.numbers],
@@ -245,6 +266,7 @@ def _write_columns(
         "label_leakage": label_leakage,
         "notes": [*map(escaped, (*skipped, *notes, *said))],
         **({} if segment is None else {"segment": plain(segment)}),
+        **(shared.manifest if shared else {}),
     }
 
 
@@ -270,7 +292,7 @@ def _with_means(segment: StreamSegment, raw: RawData, head: np.ndarray) -> Strea
 def vocabulary_of(folder: Path, raw: RawData, order: np.ndarray, schema: Schema) -> str:
     """Return the content of vocabulary.json of some events, made in a temporary folder."""
     stored = _write_events(folder, raw, order, lambda share: None)
-    _write_features(folder, raw, stored, order, len(order), schema, None)
+    _write_features(folder, raw, stored, order, len(order), schema, None, None)
     return (folder / "vocabulary.json").read_text()
 
 
@@ -288,6 +310,7 @@ def _write_features(
     num_train: int,
     schema: Schema,
     stream: StreamPart | None,
+    shared: Shared | None,
 ) -> tuple[WrittenFeatures, FeatureArrays]:
     """Write the features of users and items, and the vocabulary; return the features, of events too."""
     is_trained = {
@@ -301,8 +324,10 @@ def _write_features(
             is_trained[ITEM][raw.context.item[part][raw.context.time[part] <= newest]] = True
     frames = {USER: raw.users, ITEM: raw.items}
     entities = {name: (frames[name], np.flatnonzero(trained)) for name, trained in is_trained.items()}
-    known = json.loads(stream.vocabulary) if stream and stream.vocabulary else raw.whole.known
-    written = write_features(folder, entities, schema, known, raw.whole.is_part)
+    known = shared.vocabulary if shared else {}
+    if stream and stream.vocabulary:
+        known = json.loads(stream.vocabulary)
+    written = write_features(folder, entities, schema, known, has_ids=shared is not None)
     own = features_of_events(folder, written, raw.events, order, num_train, schema)
     write_vocabulary(folder, written)
     written.tables.sort(key=lambda table: table.feature.multi)
@@ -328,14 +353,14 @@ def _write_events(
 
 
 def _weight(
-    folder: Path, raw: RawData, order: np.ndarray, num_train: int, segment: StreamSegment | None
+    folder: Path, raw: RawData, order: np.ndarray, num_train: int, mean: float | None
 ) -> dict[str, np.ndarray]:
     """Weight of each event in the loss, float32, with mean 1; empty if the data have no weights."""
     if raw.events.weight is None:
         return {}
     weight = gather(raw.events.weight, order, temporary(folder, len(order), np.float32))
     # Mean 1, so that learning rates and decays have the same effect with weights as without.
-    mean = segment.position.mean_weight if segment else raw.whole.mean(weight[:num_train])
+    mean = weight[:num_train].mean(dtype=np.float64) if mean is None else mean
     if not mean > 0:
         raise UserError("The weights of all training events are 0; give some of them a weight above 0.")
     for part in chunks(len(weight), weight):

@@ -7,6 +7,7 @@ another a test event.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,6 @@ from recsuite.datasets.schema import (
     RawData,
     Schema,
 )
-from recsuite.datasets.whole import WHOLE, Whole
 from recsuite.errors import UserError, counted, with_article
 from recsuite.runtime.console import stage
 
@@ -155,26 +155,17 @@ def describe_leak(
 
 
 def rule_for_seen(
-    config: DataConfig,
-    user: np.ndarray,
-    item: np.ndarray,
-    schema: Schema,
-    is_stream: bool,
-    whole: Whole = WHOLE,
+    config: DataConfig, schema: Schema, is_stream: bool, repeats: Callable[[], tuple[int, int]]
 ) -> tuple[str, list[str]]:
     """Return the rule for items that a user had, EXCLUDE or ALLOW, and a note if it was inferred.
 
-    user, item: of the training events, int32 [n]; whole: of the events.
+    repeats: returns `repeats_in` of the training events.
     """
     if config.seen != "auto":
         return config.seen, []
     if config.duplicates_of(schema.label_kind, bool(schema.event_types)) != "keep" or is_stream:
         return EXCLUDE, []
-    num_repeats = 0
-    for repeated in repeated_events(user, item):
-        pairs = user[repeated].astype(np.int64) << 32 | item[repeated]
-        num_repeats += len(pairs) - len(np.unique(pairs))
-    num_repeats, number = whole.total(np.array([num_repeats, len(user)])).tolist()
+    num_repeats, number = repeats()
     if num_repeats == number - 1:
         return EXCLUDE, []
     share = num_repeats / number
@@ -187,12 +178,27 @@ def rule_for_seen(
     ]
 
 
+def repeats_in(user: np.ndarray, item: np.ndarray) -> tuple[int, int]:
+    """Return the number of events of a pair that had one before, and that of all events, int32 [n] both."""
+    num_repeats = 0
+    for repeated in repeated_events(user, item):
+        pairs = user[repeated].astype(np.int64) << 32 | item[repeated]
+        num_repeats += len(pairs) - len(np.unique(pairs))
+    return num_repeats, len(user)
+
+
 def split(
-    raw: RawData, schema: Schema, config: DataConfig, seed: int, folder: Path | None = None
+    raw: RawData,
+    schema: Schema,
+    config: DataConfig,
+    seed: int,
+    folder: Path | None = None,
+    is_part: bool = False,
 ) -> tuple[np.ndarray, tuple[int, int, int], list[str]]:
     """Return the order in which events are stored, int32 [events], the sizes of the splits, and notes.
 
-    The sizes are those of training, validation and test. folder: for temporary files.
+    The sizes are those of training, validation and test. folder: for temporary files; is_part: True if a
+    split may be empty, because other events are elsewhere.
 
     Raises:
         UserError: when there are too few events for these fractions.
@@ -210,15 +216,14 @@ def split(
         notes += _describe_cut(raw.events.time, by_time, _cut_of(number, config), schema)
     is_train = ~(is_test | is_validation)
     parts = is_train, is_validation, is_test
-    sizes = tuple(int(np.count_nonzero(part)) for part in parts)
-    num_train, num_validation, num_test = raw.whole.total(np.array(sizes)).tolist()
-    if num_train == 0 or num_test == 0:
+    num_train, num_validation, num_test = (int(np.count_nonzero(part)) for part in parts)
+    if (num_train == 0 or num_test == 0) and not is_part:
         raise UserError(
             f"--split {config.split} of {number} {schema.labels} with --test_fraction "
             f"{config.test_fraction} and --validation_fraction {config.validation_fraction} leaves "
             f"{num_train} for training and {num_test} for the test; give fractions that leave some for both."
         )
-    if num_validation == 0:
+    if num_validation == 0 and not is_part:
         notes.append(
             f"no {schema.label} is for validation: no validation after each epoch, and no early stopping"
         )
@@ -230,7 +235,7 @@ def split(
         notes += describe_leak(raw.events, in_file, schema, folder)
     # One split after the other, so that each is a range of positions: a list of positions would cost a second
     # random read for every event of a batch.
-    return np.concatenate([by_time[part] for part in parts]), (sizes[0], sizes[1], sizes[2]), notes
+    return np.concatenate([by_time[part] for part in parts]), (num_train, num_validation, num_test), notes
 
 
 def describe_held(schema: Schema, number: int, row: tuple[str, int], time: int, before: int) -> str:

@@ -6,24 +6,17 @@ What is sent has the size of the distinct values of a column, or of the test, no
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from recsuite.datasets.schema import USER, RawData, Schema
 from recsuite.datasets.source import PREPARATION_DEADLINE
-from recsuite.datasets.whole import Whole
 from recsuite.errors import UserError
-from recsuite.ids import ids_of
 from recsuite.runtime.process import RuntimeContext, all_gather_object
-
-# Column with a number for each user, the same on any rank.
-USER_NUMBERS = "user_numbers"
 
 
 class PartitionExchange:
@@ -51,6 +44,8 @@ class PartitionExchange:
             # gloo has no exception type for a timeout.
             if "timed out" not in str(error).lower():
                 raise
+            # The others do not answer, so they are not told.
+            self._is_over = True
             raise UserError(
                 f"Rank {self.rank} waited {PREPARATION_DEADLINE:.0f} s for the other ranks to read their "
                 "partitions; start again: what they have read stays."
@@ -79,14 +74,63 @@ class PartitionExchange:
         dist.all_reduce(sums, group=self.group)
         return sums.numpy()
 
+    def joined(self, values: np.ndarray) -> np.ndarray:
+        """Return the values of all ranks, rank after rank, of those here, [n, ...]."""
+        self.gathered(None)
+        return joined(values, self.group)
+
     def swapped(self, numbers: np.ndarray, owners: np.ndarray) -> np.ndarray:
         """Send each row of numbers, int64 [n, m], to its owner, int [n]; return the rows of this rank."""
         counts = np.bincount(owners, minlength=self.size)
+        return self._sent(numbers[np.argsort(owners, kind="stable")], counts)[0]
+
+    def summed(self, ids: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the sum over ranks of the number of each id here, and of each id that this rank owns.
+
+        ids: distinct, int64 [n]; numbers: int64 [n]. An id is owned by one rank, which alone adds it up.
+        """
+        owners = self.owners_of(ids)
+        order, counts = np.argsort(owners, kind="stable"), np.bincount(owners, minlength=self.size)
+        rows, sizes = self._sent(np.stack([ids, numbers], axis=1)[order], counts)
+        distinct, places = np.unique(rows[:, 0], return_inverse=True)
+        sums = np.zeros(len(distinct), np.int64)
+        np.add.at(sums, places, rows[:, 1])
+        totals = np.empty_like(numbers)
+        totals[order] = self._sent(sums[places][:, None], sizes)[0][:, 0]
+        return totals, sums
+
+    def owners_of(self, ids: np.ndarray) -> np.ndarray:
+        """Return the rank that owns each id, int64 [n]."""
+        return (ids.view(np.uint64) % np.uint64(self.size)).astype(np.int64)
+
+    def _sent(self, rows: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Send so many rows, int64 [n, m], to each rank; return those for this rank, and how many of each."""
         sizes = np.array(self.gathered(counts))[:, self.rank]
-        mine = torch.from_numpy(np.ascontiguousarray(numbers[np.argsort(owners, kind="stable")]))
-        others = torch.empty((int(sizes.sum()), numbers.shape[1]), dtype=torch.int64)
+        mine = torch.from_numpy(np.ascontiguousarray(rows))
+        others = torch.empty((int(sizes.sum()), rows.shape[1]), dtype=torch.int64)
         dist.all_to_all_single(others, mine, sizes.tolist(), counts.tolist(), group=self.group)
-        return others.numpy()
+        return others.numpy(), sizes
+
+
+def joined(values: np.ndarray, group: Any = None) -> np.ndarray:
+    """Return the values of all ranks, rank after rank, of those here, [n, ...]. Collective: every rank."""
+    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, torch.tensor([len(values)], device=device), group=group)
+    ends = np.cumsum([int(size) for size in sizes])
+    everyones = np.empty((int(ends[-1]), *values.shape[1:]), values.dtype)
+    rank = dist.get_rank(group)
+    everyones[ends[rank] - len(values) : ends[rank]] = values
+    # Bytes, because a tensor has fewer types.
+    parts = torch.from_numpy(everyones.reshape(-1).view(np.uint8))
+    width = parts.numel() // max(1, len(everyones))
+    for source, (end, size) in enumerate(zip(ends.tolist(), sizes, strict=True)):
+        if number := int(size):
+            part = parts[(end - number) * width : end * width]
+            sent = part.to(device)
+            dist.broadcast(sent, src=source, group=group)
+            part.copy_(sent)
+    return everyones
 
 
 @contextlib.contextmanager
@@ -101,35 +145,3 @@ def together(context: RuntimeContext) -> Iterator[PartitionExchange]:
         raise
     finally:
         dist.destroy_process_group(exchange.group)
-
-
-class WholeOfRanks(Whole):
-    """The events of all ranks, of which those here are a part, see `Whole`."""
-
-    def __init__(self, exchange: PartitionExchange, known: Mapping[str, Any]) -> None:
-        self._exchange, self.known = exchange, known
-        self.is_part = exchange.size > 1
-
-    def total(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the sum over ranks of numbers, [n]."""
-        return self._exchange.total(numbers) if self.is_part else numbers
-
-    def joined(self, values: np.ndarray) -> np.ndarray:
-        """Return the values of all ranks, rank after rank, [n, ...]."""
-        return np.concatenate(self._exchange.gathered(np.array(values))) if self.is_part else values
-
-    def mean(self, values: np.ndarray) -> float:
-        """Return the mean over the values of all ranks."""
-        if not self.is_part:
-            return super().mean(values)
-        total, number = self.total(np.array([values.sum(dtype=np.float64), len(values)]))
-        return float(total / number)
-
-    def num_users(self, raw: RawData) -> int:
-        """Return the number of users of all ranks."""
-        return self._exchange.num_users
-
-    def write_beside(self, folder: Path, raw: RawData, schema: Schema) -> None:
-        """Write a number for each user, the same on any rank."""
-        digests = ids_of(raw.users[schema.column_of(USER)].to_numpy()).view(np.uint64)
-        np.save(folder / f"{USER_NUMBERS}.npy", (digests >> np.uint64(1)).astype(np.int64))

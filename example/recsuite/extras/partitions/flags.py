@@ -46,9 +46,6 @@ class PartitionsConfig(ExtraSection):
         )
         require(not config.stream.stream, "--partitions cannot be used with --stream")
         require(
-            not data.rebuild, "--rebuild cannot be used with --partitions; remove the folder of the columns"
-        )
-        require(
             not is_remote(data.cache_dir),
             f"--partitions requires a --cache_dir on this machine, got {data.cache_dir}",
         )

@@ -5,18 +5,25 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import pyarrow
 from pyarrow import parquet, types
 
+from recsuite.datasets.schema import USER
 from recsuite.datasets.tables.files import File, Tables
 from recsuite.datasets.tables.formats import explained_damage
+from recsuite.datasets.tables.sections import TableSchema
+from recsuite.datasets.tables.values import ID, ColumnSpec, typed
 from recsuite.errors import UserError, counted, printable
 from recsuite.extras.partitions.exchange import PartitionExchange
 from recsuite.places import is_remote, open_raw
 
 # Name of a partition's folder, before its number.
 PART = "part"
+# Table of users of a rank whose partitions have none.
+NO_USERS = "no_users.parquet"
 # Missing partitions that a message names.
 MOST_NAMED = 5
 
@@ -27,43 +34,53 @@ def number_of(name: str) -> int | None:
     return int(values[0]) if values and values[0].isdecimal() else None
 
 
-def tables_of_rank(tables: Tables, number: int, rank: int, size: int) -> Tables:
+def tables_of_rank(tables: Tables, number: int, rank: int, size: int, own_folder: Path) -> Tables:
     """Return the tables with the partitions of a rank alone. number: of all partitions.
+
+    own_folder: gets an empty table of users if no partition of the rank has some.
 
     Raises:
         UserError: when partitions are missing, doubled or too many, or the rank has no file.
     """
-    _check_folders(tables, number)
+    known, folders = _folders_of(tables, tables.events, "events")
+    _check_number(number, known, folders)
+    if any(number_of(tables.name_of(file)) is not None for file in tables.users):
+        for partition, name in _folders_of(tables, tables.users, "users")[1].items():
+            if partition >= number:
+                raise UserError(
+                    f"The partition {name} of users is none of the events, which are 0 to {number - 1}; "
+                    "remove it, or write the partitions of users anew."
+                )
 
     def own(files: Iterable[File]) -> tuple[File, ...]:
         numbers = ((file, number_of(tables.name_of(file))) for file in files)
         return tuple(file for file, number in numbers if number is None or number in mine)
 
     mine = range(rank, number, size)
-    for file in tables.users:
-        if (number_of(tables.name_of(file)) or 0) >= number:
-            raise UserError(
-                f"{tables.name_of(file)} is of no partition of the events, which are 0 to {number - 1}; "
-                "remove it, or write the partitions of users anew."
-            )
     of_rank = dataclasses.replace(tables, events=own(tables.events), users=own(tables.users))
     if not of_rank.events:
         raise UserError(
             f"Rank {rank} has no events: its {counted(len(mine), 'partition')} of {number} "
             f"({', '.join(map(str, mine[:MOST_NAMED]))}) are empty; start fewer processes."
         )
+    if tables.users and not of_rank.users:
+        path = own_folder / NO_USERS
+        parquet.write_table(_read_schema(tables.users[0]).empty_table(), path)
+        none = File(str(path), "parquet", size=path.stat().st_size)
+        of_rank = dataclasses.replace(of_rank, users=(none,))
     return of_rank
 
 
-def _check_folders(tables: Tables, number: int) -> None:
+def _folders_of(tables: Tables, files: Iterable[File], role: str) -> tuple[str, dict[int, str]]:
+    """Return the folder with the partitions of a role, and the name of each there by its number."""
     folders: dict[int, str] = {}
-    root, names = tables.root.rstrip("/"), [tables.name_of(file) for file in tables.events]
-    for file, name in zip(tables.events, names, strict=True):
+    root, names = tables.root.rstrip("/"), [tables.name_of(file) for file in files]
+    for file, name in zip(files, names, strict=True):
         partition = number_of(name)
         if partition is None or file.format != "parquet":
             raise UserError(
-                f"--partitions requires Parquet files in folders events/{PART}=0 and so on, and {name} is "
-                "none; move it, or name the folder of the events under [files] of schema.toml."
+                f"--partitions requires Parquet files in folders {role}/{PART}=0 and so on, and {name} is "
+                f"none; move it, or name the folder of the {role} under [files] of schema.toml."
             )
     parents = {name[: name.index(f"{PART}=")] for name in names}
     if len(parents) > 1:
@@ -82,7 +99,12 @@ def _check_folders(tables: Tables, number: int) -> None:
                 f"Partition {partition} is there twice, in {parent}{folders[partition]} and "
                 f"{parent}{folder}; remove one of them."
             )
-    known = f"{parent or root} has {counted(len(folders), 'partition')}"
+    return parent or root, folders
+
+
+def _check_number(number: int, parent: str, folders: Mapping[int, str]) -> None:
+    """Refuse partitions that are missing or too many. folders: name of each by its number."""
+    known = f"{parent} has {counted(len(folders), 'partition')}"
     missing = [partition for partition in range(number) if partition not in folders]
     if not missing and len(folders) > number:
         last = folders[max(folders)]
@@ -134,9 +156,28 @@ def _refuse(first: Mapping[tuple[tuple[str, str], ...], str]) -> None:
 
 def _schema_of(file: File) -> tuple[tuple[str, str], ...]:
     """Return the columns of a file with their types, sorted."""
+    return tuple(sorted((field.name, str(_plain(field.type))) for field in _read_schema(file)))
+
+
+def _read_schema(file: File) -> pyarrow.Schema:
     with explained_damage(file):
-        schema = parquet.read_schema(pyarrow.PythonFile(open_raw(file.path), "r"))
-    return tuple(sorted((field.name, str(_plain(field.type))) for field in schema))
+        return parquet.read_schema(pyarrow.PythonFile(open_raw(file.path), "r"))
+
+
+def ids_of_users(tables: Tables, schema: TableSchema) -> dict[int, list[Any]]:
+    """Return the ids of the rows of users, by the number of their partition. Empty without partitions."""
+    wanted = typed(ColumnSpec(schema.user.own_column, ID, USER), schema)
+    ids: dict[int, list[Any]] = {}
+    for file in tables.users:
+        if (partition := number_of(tables.name_of(file))) is not None:
+            with explained_damage(file):
+                opened = parquet.ParquetFile(pyarrow.PythonFile(open_raw(file.path), "r"))
+                columns = [batch.column(0) for batch in opened.iter_batches(columns=[wanted.column])]
+            for column in columns:
+                values = wanted.parse(column).values.drop_null()
+                plain = values.dictionary_decode() if types.is_dictionary(values.type) else values
+                ids.setdefault(partition, []).append(plain.to_numpy(zero_copy_only=False))
+    return ids
 
 
 def _plain(kind: pyarrow.DataType) -> pyarrow.DataType:

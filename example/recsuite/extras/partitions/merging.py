@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -27,6 +27,7 @@ from recsuite.ids import ids_of
 SPLITS = ("train", "validation", "test")
 # A user of a table of users, which no partition has.
 NO_PARTITION = -1
+IN_EVENTS, IN_USERS = 0, 1
 
 # Share of `MOST_FITTED` values that is drawn: a draw has a few more or fewer.
 SHARE_FITTED = 0.98
@@ -132,68 +133,88 @@ def _with_gaps(name: str, values: np.ndarray, places: np.ndarray, ids: np.ndarra
     return list(column)
 
 
-def check_users(raw: RawData, schema: Schema, exchange: PartitionExchange) -> int:
-    """Refuse a user whose events are in two partitions; return the number of users of all ranks.
+def check_users(
+    raw: RawData, schema: Schema, rows_of: Mapping[int, Sequence[Any]], exchange: PartitionExchange
+) -> int:
+    """Refuse a user that is in two partitions; return the number of users of all ranks.
 
     Each rank sends the digests of its users to their owners, so that no rank has those of all users.
+    rows_of: by partition the ids in its tables of users.
     """
     ids = raw.users[schema.column_of(USER)].to_numpy()
     _check_kinds(schema.column_of(USER), exchange.gathered(_kind_of(ids)))
     digests = ids_of(ids).view(np.uint64)
-    users_of: dict[int, list[np.ndarray]] = {}
+    users_of: dict[int, np.ndarray] = {}
     begin = 0
     for name, number in raw.events_per_file.items():
         partition = number_of(name)
         assert partition is not None
-        users_of.setdefault(partition, []).append(np.unique(raw.events.user[begin : begin + number]))
+        has_events = users_of.setdefault(partition, np.zeros(len(ids), bool))
+        has_events[raw.events.user[begin : begin + number]] = True
         begin += number
-    pairs = [(NO_PARTITION, np.arange(len(ids)))]
-    pairs += [(partition, np.unique(np.concatenate(users))) for partition, users in users_of.items()]
-    rows = [
-        np.stack([digests[users].view(np.int64), np.full(len(users), partition)], axis=1)
-        for partition, users in pairs
-    ]
-    sent = np.concatenate(rows)
-    owners = (sent[:, 0].view(np.uint64) % np.uint64(exchange.size)).astype(np.int64)
-    owned = exchange.swapped(sent, owners)
+    is_text = _kind_of(ids) == "texts"
+    # Role, partition, and digests.
+    groups = [(IN_EVENTS, NO_PARTITION, digests)]
+    groups += [(IN_EVENTS, part, digests[has_events]) for part, has_events in users_of.items()]
+    for part, of_files in rows_of.items():
+        rows = [rows.astype(str).astype(object) if is_text else rows for rows in of_files if len(rows)]
+        groups += [(IN_USERS, part, ids_of(each).view(np.uint64)) for each in rows]
+    sent = np.concatenate(
+        [
+            np.stack([of.view(np.int64), *(np.full(len(of), each) for each in at)], axis=1)
+            for *at, of in groups
+        ]
+    )
+    owned = exchange.swapped(sent, exchange.owners_of(sent[:, 0].copy()))
     owned = owned[np.lexsort(owned.T[::-1])]
     is_same = owned[1:, 0] == owned[:-1, 0]
-    is_twice = is_same & (owned[:-1, 1] != NO_PARTITION) & (owned[1:, 1] != owned[:-1, 1])
-    twice = [(*owned[place].tolist(), int(owned[place + 1, 1])) for place in np.flatnonzero(is_twice)[:1]]
+    is_twice = is_same & (owned[:-1, 2] != NO_PARTITION) & (owned[1:, 2] != owned[:-1, 2])
+    twice = [
+        (*owned[place].tolist(), *owned[place + 1, 1:].tolist()) for place in np.flatnonzero(is_twice)[:1]
+    ]
     number = len(owned) - int(np.count_nonzero(is_same))
     everyones = exchange.gathered((twice, number))
     found = sorted(entry for others, _ in everyones for entry in others)
     if found:
-        digest, one, other = found[0]
+        digest, where, one, there, other = found[0]
         places = np.flatnonzero(digests.view(np.int64) == digest)
         names = exchange.gathered(ids[places[0]] if len(places) else None)
         name, same = names[one % exchange.size], names[other % exchange.size]
         # Two texts may have one digest.
-        if name == same:
+        if name == same and where == there == IN_EVENTS:
             raise UserError(
                 f"The {schema.user} {printable(str(name))} is in two partitions, {one} and {other}; write "
                 f"all events of a {schema.user} into one."
             )
+        if name == same:
+            places = [f"{'the users' if of == IN_USERS else 'the events'} of" for of in (where, there)]
+            raise UserError(
+                f"The {schema.user} {printable(str(name))} is in {places[0]} partition {one} and in "
+                f"{places[1]} partition {other}; write users and events by one hash."
+            )
     return sum(number for _, number in everyones)
 
 
+def marks_of_training(raw: RawData) -> np.ndarray:
+    """Return True for the training events, bool [events]."""
+    assert raw.official_test is not None
+    assert raw.official_validation is not None
+    return ~(raw.official_test | raw.official_validation)
+
+
 def vocabulary_of(
-    raw: RawData, schema: Schema, min_count: int, exchange: PartitionExchange
+    raw: RawData,
+    schema: Schema,
+    min_count: int,
+    is_train: np.ndarray,
+    counts: dict[str, np.ndarray],
+    exchange: PartitionExchange,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the vocabulary of the training events of all ranks, in the form of vocabulary.json, and notes.
 
-    Empty if one rank has all events: then that of the data applies. min_count: fewest training events of a
-    value with a row of its own.
+    min_count: fewest training events of a value with a row of its own; counts: number of training events of
+    each user here and of each item of all ranks, int64.
     """
-    if exchange.size == 1 and min_count == 1:
-        return {}, []
-    assert raw.official_test is not None
-    assert raw.official_validation is not None
-    is_train = ~(raw.official_test | raw.official_validation)
-    counts = {
-        USER: _counts(raw.events.user, is_train, len(raw.users)),
-        ITEM: exchange.total(_counts(raw.events.item, is_train, len(raw.items))),
-    }
     vocabulary, notes = dict[str, Any](), list[str]()
     for feature in schema.features:
         values = _column(raw, feature)
@@ -203,17 +224,17 @@ def vocabulary_of(
             vocabulary[feature.name] = _encoding(values, feature, raw, schema, is_train, counts, exchange)
             continue
         known, numbers = _values(values, feature, is_train, counts)
+        least = 0 if feature.is_dynamic else min_count
         # The items are the same on all ranks.
-        if feature.entity != ITEM:
-            known, numbers = _merged(known, numbers, feature, exchange)
-        if not feature.is_dynamic:
-            kept = numbers >= min_count
-            if number := int(np.count_nonzero((numbers > 0) & ~kept)):
-                notes.append(
-                    f"--min_count {min_count}: {number:,} of {counted(int((numbers > 0).sum()), 'value')} of "
-                    f"{feature.name} have fewer training {schema.labels}, and share the unknown row"
-                )
-            known = known[kept]
+        if feature.entity == ITEM:
+            known, number, num_rare = known[numbers >= least], len(known), int((numbers < least).sum())
+        else:
+            known, number, num_rare = _merged(known, numbers, feature, least, exchange)
+        if num_rare:
+            notes.append(
+                f"--min_count {min_count}: {num_rare:,} of {counted(number, 'value')} of {feature.name} have "
+                f"fewer training {schema.labels}, and share the unknown row"
+            )
         vocabulary[feature.name] = known.tolist()
     return vocabulary, notes
 
@@ -226,7 +247,7 @@ def _column(raw: RawData, feature: Feature) -> Any:
     return frame.get(feature.column)
 
 
-def _counts(column: np.ndarray, is_train: np.ndarray, number: int) -> np.ndarray:
+def counts_in(column: np.ndarray, is_train: np.ndarray, number: int) -> np.ndarray:
     """Count of each of range(number) among the training events, int64 [number]; below 0 is not counted."""
     counts = np.zeros(number, np.int64)
     for part in chunks(len(column), column):
@@ -243,7 +264,7 @@ def _values(
     Values without a training event are only those of ids.
     """
     if isinstance(values, Codes):
-        known, numbers = np.array(values.values), _counts(values.codes, is_train, len(values.values))
+        known, numbers = np.array(values.values), counts_in(values.codes, is_train, len(values.values))
     else:
         owners = counts[feature.entity]
         if feature.multi:
@@ -257,19 +278,21 @@ def _values(
 
 
 def _merged(
-    known: np.ndarray, numbers: np.ndarray, feature: Feature, exchange: PartitionExchange
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct values of all ranks, sorted, and the number of training events of each."""
+    known: np.ndarray, numbers: np.ndarray, feature: Feature, least: int, exchange: PartitionExchange
+) -> tuple[np.ndarray, int, int]:
+    """Return the distinct values of all ranks with enough training events, sorted.
+
+    Also returns the number of all distinct values, and of those with fewer than `least`. Rare ones are sent
+    as hashes to their owners alone.
+    """
     _check_kinds(feature.column, kinds := exchange.gathered(_kind_of(known)))
     # Whole numbers are their own ids, so a dynamic table needs no list of them.
     if feature.is_dynamic and "texts" not in kinds:
-        return known, numbers
-    parts = [part for part in exchange.gathered((known, numbers)) if len(part[0])]
-    if not parts:
-        return known, numbers
-    values, places = np.unique(np.concatenate([part[0] for part in parts]), return_inverse=True)
-    totals = np.bincount(places, np.concatenate([part[1] for part in parts]), len(values))
-    return values, totals.astype(np.int64)
+        return known, len(known), 0
+    totals, owned = exchange.summed(ids_of(known), numbers)
+    number, num_rare = exchange.total(np.array([len(owned), (owned < least).sum()])).tolist()
+    parts = [part for part in exchange.gathered(known[totals >= least]) if len(part)]
+    return np.unique(np.concatenate(parts)) if parts else known[:0], number, num_rare
 
 
 def _encoding(

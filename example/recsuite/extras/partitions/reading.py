@@ -23,30 +23,30 @@ from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns, load_columns
 from recsuite.datasets.preparation.cache import (
     COLUMNS,
-    digests_of_files,
+    is_due,
+    mark_of,
     name_of_columns,
     newest_of,
+    report_kept_folder,
     with_history,
 )
 from recsuite.datasets.preparation.reading import read
 from recsuite.datasets.schema import ITEM
 from recsuite.datasets.source import DATA_DEADLINE, look, with_flags
 from recsuite.datasets.tables.files import schema_path
-from recsuite.datasets.tables.source import TableSource
+from recsuite.datasets.tables.source import TableFile, TableSource
 from recsuite.errors import UserError, counted, printable
+from recsuite.extras.partitions.digests import KnownDigests
 from recsuite.extras.partitions.exchange import PartitionExchange, together
 from recsuite.extras.partitions.sampler import Batches, PartColumns
-from recsuite.files import digest_of_bytes, explained, locked, place_for
+from recsuite.files import digest_of_bytes, explained, locked, place_for, replace_file
 from recsuite.runtime.console import hiding_progress, say, stage
-from recsuite.runtime.process import RuntimeContext
+from recsuite.runtime.process import RuntimeContext, broadcast_from_rank0, launch_name
 
 __all__ = ["Batches", "open_columns"]
 
 # Notes of other ranks than the first that are shown.
 MOST_NOTES = 20
-# Training ratings up to which a data set in one piece has initial rows with solved biases, see
-# `training.weights`, which imports TorchRec.
-MOST_FOR_BIASES = 50_000
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,15 @@ class PartitionSource(TableSource):
     exchange: PartitionExchange
     own: Path
 
+    @property
+    def files(self) -> list[TableFile]:
+        """Files of the data set that `read` reads."""
+        return [file for file in super().files if Path(file.file.path).parent != self.own]
+
     def read(self, parts_folder: Path | None = None) -> Any:
         """Read the files of this rank, with the items of all ranks. Collective: every rank."""
         from recsuite.datasets.tables.reading import read_tables
-        from recsuite.extras.partitions import merging
+        from recsuite.extras.partitions import folders, merging
 
         # Parts of other ranks must stay, and the split may have no test on this rank.
         config = dataclasses.replace(self.config, split="time", cache_dir=str(self.own))
@@ -67,11 +72,17 @@ class PartitionSource(TableSource):
             read_tables(self.tables, self.table_schema, config, parts_folder), self.exchange
         )
         raw = merging.with_all_items(raw, self.schema, self.exchange)
-        self.exchange.num_users = merging.check_users(raw, self.schema, self.exchange)
+        rows_of = folders.ids_of_users(self.tables, self.table_schema)
+        self.exchange.num_users = merging.check_users(raw, self.schema, rows_of, self.exchange)
+        # A table of all users has no partitions.
+        if any(self.exchange.gathered(bool(rows_of))):
+            there = {folders.number_of(name) for name in raw.events_per_file}
+            if missing := sorted(str(part) for part in there - {*rows_of}):
+                raw.skipped.append(f"no users are in the partition {', '.join(missing)}, which has events")
         return raw
 
 
-def open_columns(config: Config, context: RuntimeContext) -> PartColumns:
+def open_columns(config: Config, context: RuntimeContext) -> Columns:
     """Return the columns of the partitions of this rank. Collective: every rank.
 
     Raises:
@@ -87,20 +98,31 @@ def open_columns(config: Config, context: RuntimeContext) -> PartColumns:
         explained("Cannot write the columns of the partitions", advice),
     ):
         source, key = _located(config, exchange)
-        mine = digests_of_files(source.files)
+        launch = broadcast_from_rank0(launch_name) if config.data.rebuild else ""
+        rebuilds = is_due(config.data, source.own, COLUMNS, launch)
+        known = KnownDigests(source.own, every_byte=rebuilds)
+        mine = known.of_files(source.files)
         # The name has the digests of all ranks: a change of any file makes new columns on each of them.
         named = name_of_columns(_digests_of_all(mine, exchange), key, config.data, config.runtime.seed)
         folder = newest_of(source.own, named)
-        columns, fault = load_columns(folder, source.folder, source.schema)
+        columns, fault = load_columns(folder, source.folder, source.schema, every_byte=False)
+        if columns is not None and (fault := known.fault_of(columns)):
+            columns = None
         if fault:
             say(f"the columns in {folder} are damaged and are made again: {fault}")
-        if None in exchange.gathered(None if columns is None else True):
-            _make(folder, source, mine, config, columns, exchange)
+        if any(exchange.gathered(columns is None or rebuilds)):
+            _make(folder, source, mine, config, columns, known, exchange)
             # Every byte was read for its digest when it was written.
-            newest = newest_of(source.own, named)
+            newest, there = newest_of(source.own, named), columns
             columns, _ = load_columns(newest, source.folder, source.schema, every_byte=False)
+            assert columns is not None
+            known.keep(columns)
+            if rebuilds:
+                report_kept_folder(folder, newest, there)
+                replace_file(mark_of(source.own, COLUMNS), launch.encode())
+        known.write()
         assert columns is not None
-        return _joined(with_history(columns, config), named, config, exchange)
+        return with_history(_joined(columns, named, config, exchange), config)
 
 
 def _located(config: Config, exchange: PartitionExchange) -> tuple[PartitionSource, list[Any]]:
@@ -134,7 +156,10 @@ def _located(config: Config, exchange: PartitionExchange) -> tuple[PartitionSour
         raise UserError(
             "--partitions does not support events of several types; remove [events] of schema.toml."
         )
-    tables = folders.tables_of_rank(found.tables, number, exchange.rank, exchange.size)
+    home = Path(data.cache_dir) if data.cache_dir else place_for(found.folder, COLUMNS)
+    own = home / f"{exchange.rank + 1}-of-{exchange.size}"
+    own.mkdir(parents=True, exist_ok=True)
+    tables = folders.tables_of_rank(found.tables, number, exchange.rank, exchange.size, own)
     columns = columns_of(tables)
     validate(found.table_schema, columns, schema_path(data.data_path))
     wanted = wanted_of(found.table_schema, columns)
@@ -145,9 +170,6 @@ def _located(config: Config, exchange: PartitionExchange) -> tuple[PartitionSour
                 f"{printable(each.column)} is a column of the events; write it into items.parquet."
             )
     folders.check_schemas(tables, exchange)
-    home = Path(data.cache_dir) if data.cache_dir else place_for(found.folder, COLUMNS)
-    own = home / f"{exchange.rank + 1}-of-{exchange.size}"
-    own.mkdir(parents=True, exist_ok=True)
     source = PartitionSource(**{**vars(found), "tables": tables}, exchange=exchange, own=own)
     return source, [found.key, number, vars(section)["min_count"]]
 
@@ -171,12 +193,12 @@ def _make(
     digests: Mapping[str, str],
     config: Config,
     there: Columns | None,
+    known: KnownDigests,
     exchange: PartitionExchange,
 ) -> None:
     """Make the columns of this rank, at the same time as all others. digests: of the files."""
     from recsuite.datasets.preparation.making import make_columns
-    from recsuite.extras.partitions.exchange import WholeOfRanks
-    from recsuite.extras.partitions.merging import vocabulary_of
+    from recsuite.extras.partitions.totals import with_shared
 
     data = config.data
     with contextlib.ExitStack() as stack:
@@ -191,24 +213,29 @@ def _make(
             say(f"reading {source.folder}; writing columns to {source.own}{others}")
         with stage("reading the files"):
             raw = read(source, data, source.own)
-        if digests_of_files(source.files) != digests:
+        if known.of_files(source.files) != digests:
             raise UserError(f"The files in {source.folder} changed while they were read; start again.")
         min_count = int(vars(config.extras["partitions"])["min_count"])
-        known, notes = vocabulary_of(raw, source.schema, min_count, exchange)
-        raw.skipped += notes
-        raw = dataclasses.replace(raw, whole=WholeOfRanks(exchange, known))
-        make_columns(folder, raw, source.schema, data, config.runtime.seed, there)
+        # One rank has the values of all events, unless some of them are cut.
+        shared = None
+        if exchange.size > 1 or min_count > 1:
+            raw, data, shared = with_shared(raw, source.schema, data, min_count, exchange)
+        make_columns(folder, raw, source.schema, data, config.runtime.seed, there, shared=shared)
 
 
 def _joined(columns: Columns, name: str, config: Config, exchange: PartitionExchange) -> PartColumns:
     """Return the columns of this rank with the sizes of all ranks."""
-    mine = (columns.num_train, columns.num_validation, columns.num_test), columns.num_skipped, columns.notes
-    sizes, skipped, notes = zip(*exchange.gathered(mine), strict=True)
+    mine = columns.num_train, columns.num_validation, columns.num_test
+    others = exchange.gathered((mine, columns.num_skipped, columns.longest_history, columns.notes))
+    sizes, skipped, longest, notes = zip(*others, strict=True)
     num_train, num_validation, num_test = (sum(each) for each in zip(*sizes, strict=True))
     shown = _shown(notes)
-    has_biases = config.model.preset == "rating" and "train" in config.modes and num_train <= MOST_FOR_BIASES
-    if has_biases and exchange.size > 1:
-        shown.append("the initial rows have no solved biases, which require all events in one piece")
+    if exchange.size > 1 and config.model.preset == "rating" and "train" in config.modes:
+        # A training imports TorchRec anyway.
+        from recsuite.training.weights import MOST_FOR_BIASES
+
+        if num_train <= MOST_FOR_BIASES:
+            shown.append("the initial rows have no solved biases, which require all events in one piece")
     return PartColumns(
         **{
             **vars(columns),
@@ -216,6 +243,7 @@ def _joined(columns: Columns, name: str, config: Config, exchange: PartitionExch
             "num_validation": num_validation,
             "num_test": num_test,
             "num_skipped": sum(skipped),
+            "longest_history": max(longest),
             "notes": tuple(shown),
             # The same for any number of ranks.
             "digest": f"{digest_of_bytes(name.encode())}-{num_train}-{num_validation}",

@@ -28,6 +28,8 @@ from recsuite.errors import counted
 from recsuite.runtime.console import say
 
 TRAIN, CATALOGUE = "train", "catalogue"
+# Column with a number for each user, the same on any rank.
+USER_NUMBERS = "user_numbers"
 
 
 @dataclass(frozen=True)
@@ -52,18 +54,20 @@ class PartColumns(Columns):
         place, own = SPLITS.index(split), self.sizes[self.rank]
         return range(sum(own[:place]), sum(own[: place + 1]))
 
+    def digest_of_test(self) -> str:
+        """Return a digest of all events, the same on any number of ranks."""
+        return self.digest
+
     def joined(self, values: np.ndarray) -> np.ndarray:
         """Return values of the events of all ranks, rank after rank. Collective: every rank."""
         if not self.is_part:
             return values
-        from recsuite.runtime.process import all_gather_object
+        from recsuite.extras.partitions.exchange import joined
 
-        return np.concatenate(all_gather_object(lambda: np.array(values)))
+        return joined(values)
 
     def user_numbers(self, split: str) -> np.ndarray:
         """Return a number for the user of each event of a split, int64 [n]. Collective: every rank."""
-        from recsuite.extras.partitions.exchange import USER_NUMBERS
-
         if not self.is_part:
             return super().user_numbers(split)
         if self.num_users == 1:

@@ -13,9 +13,8 @@ import numpy as np
 
 from recsuite.config.config import Config
 from recsuite.datasets.columns import Columns
-from recsuite.datasets.schema import ITEM, USER
 from recsuite.extras.reports.drift import drift_of
-from recsuite.files import digest_of_bytes, explained
+from recsuite.files import explained
 from recsuite.metrics import Measured, finite
 from recsuite.places import write_whole
 from recsuite.runtime.host import installed_versions
@@ -61,22 +60,13 @@ def write_test(folder: Path, test: Measured, columns: Columns, config: Config) -
 
     report = {
         "config": config.flags,
-        "test_digest": digest_of_test(columns),
+        "test_digest": columns.digest_of_test(),
         "main_metric": TASKS[config.model.task].main_metric,
         **_measured(test),
     }
     with explained(f"Cannot write the report to {folder}", "give another --report_dir"):
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / "test.json", json.dumps(report, indent=1, allow_nan=False).encode())
-
-
-def digest_of_test(columns: Columns) -> str:
-    """Return a digest of users, items and labels of the test events; of several ranks, of all events."""
-    # A stream has no test, and its columns are gone when it ends.
-    if columns.is_part or columns.segment is not None:
-        return columns.digest
-    events = columns.events("test")
-    return digest_of_bytes(*(np.ascontiguousarray(events[name]) for name in (USER, ITEM, "label")))
 
 
 def _measured(test: Measured) -> dict[str, Any]:
@@ -119,7 +109,7 @@ def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]
             "tables": {table.name: table.rows for table in columns.tables if table.rows},
             "notes": columns.notes,
         },
-        "test_digest": digest_of_test(columns),
+        "test_digest": columns.digest_of_test(),
         "drift": drift_of(columns) if config.data.split == "time" and not run.is_stream else {},
         "plan": run.plan.splitlines(),
         # Display names of the events and the metrics, for a table that imports no task.
