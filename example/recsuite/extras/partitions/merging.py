@@ -190,10 +190,10 @@ def check_users(
                 f"write all events of a {schema.user} into one."
             )
         if name == same:
-            places = [f"{'the users' if of == IN_USERS else 'the events'} of" for of in (where, there)]
+            roles = [f"{'the users' if of == IN_USERS else 'the events'} of" for of in (where, there)]
             raise UserError(
-                f"The {schema.user} {printable(str(name))} is in {places[0]} partition {one} and in "
-                f"{places[1]} partition {other}{in_all}; write users and events by one hash."
+                f"The {schema.user} {printable(str(name))} is in {roles[0]} partition {one} and in "
+                f"{roles[1]} partition {other}{in_all}; write users and events by one hash."
             )
     return sum(number for *_, number in everyones)
 
