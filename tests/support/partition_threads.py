@@ -1,4 +1,4 @@
-"""Program of many ranks in `test_partitions_on_ranks.py`: partition_threads.py FOLDER RESULTS RANKS PARTITIONS.
+"""Program of many ranks in `test_partitions_on_ranks.py`: the flags are FOLDER RESULTS RANKS PARTITIONS.
 
 The ranks are threads of one process, see `many_ranks.py`. Each evaluates fixed weights and trains an epoch.
 """

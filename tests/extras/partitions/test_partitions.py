@@ -18,7 +18,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.opening import open_same_columns
 from recsuite.datasets.tables.files import find_tables
 from recsuite.errors import UserError
-from recsuite.extras.partitions import digests, folders, merging, reading
+from recsuite.extras.partitions import digests, exchange, folders, merging, reading
 from recsuite.runtime.process import RuntimeContext
 from tests.support.launch import EXAMPLE, launched, python, run_command, succeeded
 from tests.support.object_server import serving
@@ -163,6 +163,24 @@ def test_a_launch_that_waited_for_another_uses_the_columns_of_that(
     assert open_same_columns(config_of(folder), context) == columns
 
 
+def test_a_rank_that_waits_in_vain_says_so_once(context: RuntimeContext, monkeypatch: Any) -> None:
+    calls = []
+
+    def waits(*_: Any) -> None:
+        calls.append(1)
+        raise RuntimeError("Timed out waiting 1000ms for recv operation to complete")
+
+    monkeypatch.setattr(exchange, "all_gather_object", waits)
+    with (
+        pytest.raises(
+            UserError, match=r"Rank 0 waited [\d,]+ s for the other ranks to read their partitions"
+        ),
+        exchange.together(context) as ranks,
+    ):
+        ranks.gathered(1)
+    assert len(calls) == 1
+
+
 def without(folder: Path) -> None:
     shutil.rmtree(part(folder, 2))
 
@@ -277,7 +295,7 @@ def with_properties_in_events(folder: Path) -> None:
         (doubled_users, r"Partition 1 is there twice, in users/part=00001 and users/part=1; remove"),
         (
             with_users_by_another_hash,
-            r"The user 10\d\d is in the events of partition \d and in the users of partition \d \(\d+ users in",
+            r"The user 10\d\d is in the events of partition \d and in the users of partition \d \(\d+ user",
         ),
         (with_users_of_another, r"is in two partitions, 1 and 3 \(3 users in all\); write all events of a"),
         (damaged, r"part=00002/split=train/data_0.parquet"),

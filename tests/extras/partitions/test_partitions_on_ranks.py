@@ -125,6 +125,8 @@ def test_a_resume_in_the_middle_of_an_epoch_is_the_uninterrupted_training(found:
     assert after["losses"] == whole["losses"][END_AT + 1 :]
     assert after["tensors"] == whole["tensors"]
     assert after["test"] == whole["test"]
+    line = f"continues in the middle of epoch 1, after {before['end']['samples']:,} of 1,126 ratings"
+    assert line in found[2]["output"]
 
 
 def test_another_number_of_ranks_continues_with_the_next_epoch_and_says_so(found: Found) -> None:
@@ -151,7 +153,7 @@ def test_16_ranks_read_4_partitions_each_and_give_the_metrics_of_one_piece(tmp_p
     num_ranks, number, results = 16, 64, tmp_path / "found.json"
     events = partition_files.log(num_users=1_500, num_items=300, number=20_000)
     folder = partition_files.write_partitions(tmp_path / "data", number, events)
-    one, many = {}, dict[str, Any]()
+    one, many = dict[str, Any](), dict[str, Any]()
     for found, ranks, partitions in ((one, 1, 0), (many, num_ranks, number)):
         script = SUPPORT / "partition_threads.py"
         succeeded(python(script, folder, results, ranks, partitions, timeout=400))

@@ -120,6 +120,7 @@ def test_the_rest_of_a_pass_is_that_of_the_whole_pass(columns: Any) -> None:
 def test_a_training_continues_in_the_middle_only_with_the_same_steps(columns: Any, capsys: Any) -> None:
     part, progress = described(columns, UNEQUAL, 0), Progress(step=9, epoch=2, samples=300)
     assert part.continued(progress, has_same_steps=True, epochs=9) == progress
+    assert "continues in the middle of epoch 3, after 300 of 802 ratings" in capsys.readouterr().out
     ended = dataclasses.replace(progress, samples=0)
     assert part.continued(ended, has_same_steps=False, epochs=9) == ended
     assert part.continued(progress, has_same_steps=False, epochs=9) == dataclasses.replace(ended, epoch=3)

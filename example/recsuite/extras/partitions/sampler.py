@@ -79,16 +79,19 @@ class PartColumns(Columns):
 
         The last epoch is repeated: after it no model would be validated.
         """
-        if has_same_steps or progress.samples == 0:
+        if progress.samples == 0:
+            return progress
+        of_events = f"{progress.samples:,} of {counted(self.num_train, self.schema.label)}"
+        if has_same_steps:
+            if self.rank == 0:
+                say(f"the training continues in the middle of epoch {progress.epoch + 1}, after {of_events}")
             return progress
         epoch = min(progress.epoch + 1, epochs - 1)
         if self.rank == 0:
             how = "continues with" if epoch > progress.epoch else "repeats"
-            events = counted(self.num_train, self.schema.label)
             say(
-                f"the training {how} epoch {epoch + 1}: {progress.samples:,} of {events} of epoch "
-                f"{progress.epoch + 1} were used by another number of processes or --batch_size, whose steps "
-                "have other events of the partitions"
+                f"the training {how} epoch {epoch + 1}: {of_events} of epoch {progress.epoch + 1} were used "
+                "by another number of processes or --batch_size, whose steps have other events of the partitions"
             )
         return dataclasses.replace(progress, epoch=epoch, samples=0)
 
