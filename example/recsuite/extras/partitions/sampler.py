@@ -67,7 +67,7 @@ class PartColumns(Columns):
         return joined(values)
 
     def user_numbers(self, split: str) -> np.ndarray:
-        """Return a number for the user of each event of a split, int64 [n]. Collective: every rank."""
+        """Return a number for the user of each event of a split, int [n]. Collective: every rank."""
         if not self.is_part:
             return super().user_numbers(split)
         if self.num_users == 1:
@@ -91,7 +91,8 @@ class PartColumns(Columns):
             how = "continues with" if epoch > progress.epoch else "repeats"
             say(
                 f"the training {how} epoch {epoch + 1}: {of_events} of epoch {progress.epoch + 1} were used "
-                "by another number of processes or --batch_size, whose steps have other events of the partitions"
+                "by another number of processes or --batch_size, whose steps have other events of the "
+                "partitions"
             )
         return dataclasses.replace(progress, epoch=epoch, samples=0)
 

@@ -31,7 +31,7 @@ from recsuite.extras.partitions.exchange import PartitionExchange
 from recsuite.extras.partitions.merging import counts_in, marks_of_training, vocabulary_of
 from recsuite.extras.partitions.sampler import USER_NUMBERS
 from recsuite.ids import ids_of
-from recsuite.metrics import Metrics
+from recsuite.metrics import CLUSTERS, Metrics
 
 NOT_CHECKED_IN_PARTS = f"{NOT_CHECKED.partition(':')[0]}: that requires all events in one piece"
 
@@ -59,7 +59,8 @@ def with_shared(
     shared = Shared(
         vocabulary,
         1.0 if raw.events.weight is None else _mean(raw.events.weight, is_train, exchange),
-        {"item_counts": counts[ITEM], USER_NUMBERS: (digests >> np.uint64(1)).astype(np.int64)},
+        # Intervals tell so many users apart.
+        {"item_counts": counts[ITEM], USER_NUMBERS: (digests % np.uint64(CLUSTERS)).astype(np.int32)},
         {"mean_rating": float(_mean(raw.events.label, is_train, exchange)), "num_users": exchange.num_users},
         functools.partial(_baselines_of, exchange),
     )
