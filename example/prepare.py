@@ -14,8 +14,10 @@ It runs on this machine, or on a cluster with `--address`. Requires `pip install
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import logging
+import os
 import re
 import shlex
 import sys
@@ -30,6 +32,7 @@ import pyarrow.compute as pc
 from pyarrow import csv, dataset, fs, parquet, types
 
 import recsuite as rs
+from recsuite.datasets.tables.files import MAX_FILES
 from recsuite.files import replacing
 
 SPLITS = ("train", "validation", "test")
@@ -101,18 +104,24 @@ def complete(events: pa.Table, needed: Sequence[str], time: str) -> pa.Table:
 
 
 def with_part(rows: pa.Table, user: str, partitions: int) -> pa.Table:
-    """Add the partition of each row: a hash of the user's id as a text, the same for 7 and "7"."""
-    users = rows[user].cast(pa.string()).to_pandas().to_numpy(object)
-    names = pa.array([f"{number:05d}" for number in range(partitions)])
-    return rows.append_column("part", names.take(pa.array(pd.util.hash_array(users) % partitions)))
+    """Add the partition of each row: MD5 of the user's id as a text, the same for 7 and "7" and in DuckDB."""
+    users = rows[user].cast(pa.string()).combine_chunks().dictionary_encode()
+    texts = [text.encode() for text in users.dictionary.to_pylist()]
+    digests = [hashlib.md5(text, usedforsecurity=False).hexdigest() for text in texts]
+    names = pa.array([f"{int(digest[:8], 16) % partitions:05d}" for digest in digests], pa.string())
+    return rows.append_column("part", names.take(users.indices))
 
 
 def settled(events: pa.Table, user: str, item: str, time: str, label: str, duplicates: str) -> pa.Table:
     """Return the events of a partition, one of each user and item unless all are kept."""
     order = [time, user, item, *([label] if label else [])]
     frame = events.select(order).to_pandas().assign(**{time: ticks_of(events[time])})
-    # Of one time, the larger label is the later one: after a shuffle rows have no order.
-    frame = frame.sort_values(order)
+    # After a shuffle rows have no order. Of one time, the larger label is the later one; rows that are equal
+    # in all these columns are in the order of their texts.
+    tied, places = np.flatnonzero(frame.duplicated(keep=False)), np.arange(len(frame))
+    texts = [repr(row) for row in events.take(pa.array(tied)).to_pylist()]
+    places[tied] = tied[sorted(range(len(tied)), key=texts.__getitem__)]
+    frame = frame.loc[places].sort_values(order, kind="stable")
     if duplicates != "keep":
         frame = frame.drop_duplicates([user, item], keep=duplicates)
     return events.take(pa.array(frame.index))
@@ -188,7 +197,6 @@ def schema_of(args: argparse.Namespace, form: str, found: pd.DataFrame) -> str:
         is_yes_no = ends == (0, 1) and found["labels"].max() <= 2
         label = {"kind": "yes_no" if is_yes_no else "rating", "column": args.label}
     sections: dict[str, dict[str, Any]] = {
-        "files": {"events": "events"},
         "user": {"column": args.user},
         "item": {"column": args.item},
         "label": label,
@@ -196,8 +204,6 @@ def schema_of(args: argparse.Namespace, form: str, found: pd.DataFrame) -> str:
     }
     if label["kind"] == "rating":
         sections["label"] |= {"lowest": ends[0], "highest": ends[1]}
-    sections["files"] |= {"users": "users"} if args.users else {}
-    sections["files"] |= {"items": "items.parquet"} if args.items else {}
     texts = [
         "".join([f"[{name}]\n", *(f"{key} = {json.dumps(value)}\n" for key, value in section.items())])
         for name, section in sections.items()
@@ -276,8 +282,13 @@ def prepare(argv: Sequence[str] | None = None) -> int:
     if "://" in args.output or out.exists():
         reason = "exists" if out.exists() else "is a URL; copy the folder there when it is complete"
         raise rs.UserError(f"--output {args.output} {reason}. Fix: give a new folder.")
-    if args.partitions < 1:
-        raise rs.UserError(f"--partitions must be at least 1, got {args.partitions}.")
+    of_partition = len(SPLITS) + bool(args.users)
+    most = (MAX_FILES - 1) // of_partition
+    if not 1 <= args.partitions <= most:
+        raise rs.UserError(
+            f"--partitions must be between 1 and {most:,}, got {args.partitions}: a training reads at most "
+            f"{MAX_FILES:,} files, and a partition has {of_partition}."
+        )
     for name in ("test_fraction", "validation_fraction"):
         if not 0 < getattr(args, name) < 1:
             raise rs.UserError(f"--{name} must be above 0 and below 1, got {getattr(args, name)}.")
@@ -295,9 +306,9 @@ def prepare(argv: Sequence[str] | None = None) -> int:
         # In a report of Ray the error of a task comes first.
         found = re.search(r"^[\w.]*(?:Error|Exception|Invalid): .*", str(error), re.MULTILINE)
         raise rs.UserError(f"Ray stopped: {found[0] if found else str(error).splitlines()[0]}") from error
-    script = "example.py" if args.label else "retrieval.py"
-    flags = f"--data_path {shlex.quote(str(args.output))} --partitions {args.partitions} --split files"
-    print(f"next: torchrun --nproc_per_node 2 {script} {flags}")
+    script = os.path.relpath(Path(__file__).with_name("example.py" if args.label else "retrieval.py"))
+    flags = f"--data_path {shlex.quote(str(args.output))} --partitions {args.partitions}"
+    print(f"next: torchrun --nproc_per_node 2 {shlex.quote(script)} {flags}")
     return 0
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 
 from example import make_model
@@ -17,6 +18,7 @@ from recsuite.errors import UserError
 from recsuite.extras import plan
 from recsuite.sharding.table_rules import RowWiseAdagrad
 from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
+from tests.support.partition_files import log, partition_of, write_partitions
 from tests.support.trained import Trained
 
 GPUS = ("--hosts", "2", "--gpus_per_host", "2")
@@ -137,7 +139,7 @@ def test_256_machines_are_planned_on_paper_with_the_partitions_of_their_ranks(
     assert plan.main([*words, "--partitions=10_000", "--events=1_000_000_000_000"], make_model) == 0
     *_, partitions, disk = capsys.readouterr().out.splitlines()
     # 10,000 partitions of 100 million events on 2,048 ranks: 5 of the first, 91 bytes an event.
-    begin = "partitions: 10000, 5 of the first rank: 500,000,000 events, 45.5 GB of columns, "
+    begin = "partitions: 10000, 5 of rank 0: 500,000,000 events, 45.5 GB of columns, "
     assert partitions == f"{begin}made once in 385 s at 1,300,000 events/s"
     assert disk == "disk: 364.0 GB of columns on a machine, 9.1% of 4.0 TB"
 
@@ -161,9 +163,7 @@ def test_the_columns_of_a_rank_are_its_share_of_those_of_the_data(
 ) -> None:
     words = (*CPUS, "2", "--data_path", str(synthetic_folder), "--partitions", "4", "--read_rate", "1000")
     assert plan.main([*words], make_model) == 0
-    pattern = (
-        r"2 of the first rank: (\S+) events, (\S+) (kB|MB) of columns, made once in (\d+) s at 1,000 events/s"
-    )
+    pattern = r"2 of rank 0: (\S+) events, (\S+) (kB|MB) of columns, made once in (\d+) s at 1,000 events/s"
     found = re.search(pattern, capsys.readouterr().out)
     assert found is not None
     columns = open_columns(Config.of(data_path=str(synthetic_folder)))
@@ -172,6 +172,54 @@ def test_the_columns_of_a_rank_are_its_share_of_those_of_the_data(
     assert int(found[1].replace(",", "")) == pytest.approx(number, abs=2)
     assert float(found[2]) * {"kB": 1e3, "MB": 1e6}[found[3]] == pytest.approx(written / 2, rel=0.1)
     assert int(found[4]) == pytest.approx(number / 1000, abs=1)
+
+
+def write_planned(folder: Path) -> tuple[pandas.DataFrame, np.ndarray]:
+    """Write five partitions; return their events and the number of each. Only one partition can be read."""
+    events = log()
+    write_partitions(folder, 5, events)
+    sizes = np.bincount(partition_of(events["user"], 5))
+    middle = int(np.argsort(sizes)[2])
+    for path in folder.glob("*/part=*/**/*.parquet"):
+        if f"part={middle:05d}" not in str(path):
+            content = bytearray(path.read_bytes())
+            content[4:40] = bytes(36)
+            path.write_bytes(content)
+    return events, sizes
+
+
+def test_a_plan_of_partitions_reads_one_of_them_and_the_footers_of_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "LEAST_SAMPLED", 100)
+    events, sizes = write_planned(tmp_path / "data")
+    words = (*CPUS, "2", "--data_path", str(tmp_path / "data"), "--partitions", "5", "--disk_size", "1MB")
+    assert plan.main([*words], make_model) == 0
+    output = capsys.readouterr().out
+    middle, ranks = int(np.argsort(sizes)[2]), [sizes[0::2].sum(), sizes[1::2].sum()]
+    assert f"and 1 partition with {sizes[middle]:,} of {sizes.sum():,} events" in output
+    rank = int(np.argmax(ranks))
+    found = re.search(rf"{3 - rank} of rank {rank}: ([\d,]+) events, (\S+) kB of columns", output)
+    assert found is not None
+    assert int(found[1].replace(",", "")) == ranks[rank]
+    num_bytes = float(found[2]) * 1e3
+    # Of small parts much is headings.
+    assert plan.EVENT_BYTES < num_bytes / ranks[rank] < 3 * plan.EVENT_BYTES
+    # Users stand for as large a share of all as their events; all items are in their table or in the sample.
+    rows = {
+        name: int(number.replace(",", ""))
+        for name, number in re.findall(r"^\| (\w+) +\| +([\d,]+) \|", output, re.M)
+    }
+    in_sample = events[partition_of(events["user"], 5) == middle]
+    assert in_sample["split"].nunique() == 3
+    trained = in_sample[in_sample["split"] == "train"].nunique()
+    assert rows["user"] == 1 + round(trained["user"] * sizes.sum() / sizes[middle])
+    # The table of items lacks three.
+    assert rows["item"] == rows["history"] == 1 + max(events["item"].nunique() - 3, trained["item"])
+    assert "Fix: give --hosts 2." in refused(*words, "--disk_size", f"{round(1.9 * num_bytes)}B")
+    assert not list((tmp_path / "data" / ".columns").glob("*-v*"))
+    for number in ("4", "6"):
+        assert f"got {number}, and the last one is 4" in refused(*words, "--partitions", number)
 
 
 # --- refusals ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from unittest import mock
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 import prepare
@@ -86,6 +88,13 @@ def check_users(folder: Path, events: pd.DataFrame) -> None:
     assert (both["part_x"].astype(int) == both["part_y"].astype(int)).all()
 
 
+def check_columns(events: pd.DataFrame) -> None:
+    """The folder parts can be read in one piece."""
+    columns = open_columns(Config.of(data_path="parts", split="files"))
+    numbers = columns.num_train, columns.num_validation, columns.num_test
+    assert [*numbers] == [(events["split"] == split).sum() for split in prepare.SPLITS]
+
+
 def test_the_command_of_the_page_writes_each_event_once_and_all_of_a_user_in_one_partition(
     cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,11 +117,9 @@ def test_the_command_of_the_page_writes_each_event_once_and_all_of_a_user_in_one
     )
     assert f"partitions: {sizes.min():,} events in the smallest, {sizes.max():,} in the largest" in output
     assert f"dropped: {6_000 - len(events):,} repeated events (--duplicates last)" in output
-    assert "--data_path parts --partitions 4 --split files" in output.splitlines()[-1]
-    # The folder in one piece.
-    columns = open_columns(Config.of(data_path="parts", split="files"))
-    numbers = columns.num_train, columns.num_validation, columns.num_test
-    assert [*numbers] == [(events["split"] == split).sum() for split in prepare.SPLITS]
+    begin = f"next: torchrun --nproc_per_node 2 {os.path.relpath(SCRIPT.with_name('example.py'))}"
+    assert output.splitlines()[-1] == f"{begin} --data_path parts --partitions 4"
+    check_columns(events)
     assert (
         'kind = "rating"\ncolumn = "stars"\nlowest = 1.0\nhighest = 5.0'
         in (parts / "schema.toml").read_text()
@@ -143,8 +150,49 @@ def test_texts_of_csv_files_stay_ids_and_first_clicks_are_kept(
     )
     output = capsys.readouterr().out
     assert "skipped: 10 rows" in output
-    assert "torchrun --nproc_per_node 2 retrieval.py" in output
+    assert "example/retrieval.py --data_path" in output
     assert 'kind = "clicks"' in (tmp_path / "parts" / "schema.toml").read_text()
+
+
+def test_the_partition_of_a_user_is_a_hash_of_its_id_as_a_text() -> None:
+    known = [int(hashlib.md5(text).hexdigest()[:8], 16) % 1_000 for text in (b"7", b"12", b"007")]
+    for ids, numbers in (([7, 12, 7], [0, 1, 0]), (["7", "007"], [0, 2]), (np.array([12], np.int16), [1])):
+        parts = prepare.with_part(pa.table({"user": ids}), "user", 1_000)["part"].to_pylist()
+        assert parts == [f"{known[number]:05d}" for number in numbers]
+
+
+def tied_log() -> pd.DataFrame:
+    """A log whose events of a user and item have one time and few labels, and differ in a list."""
+    draw, number = np.random.default_rng(0), 400
+    log = pd.DataFrame({"user_id": draw.integers(0, 9, number), "item_id": draw.integers(0, 4, number)})
+    log["time"], log["stars"] = log["item_id"] % 2, draw.integers(0, 2, number)
+    log["tags"] = [[str(tag), None] for tag in draw.integers(0, 300, number)]
+    return log
+
+
+@pytest.mark.parametrize("duplicates", ["last", "first", "keep"])
+def test_events_of_one_time_and_label_are_chosen_and_ordered_by_all_their_columns(duplicates: str) -> None:
+    log, names = tied_log(), ("user_id", "item_id", "time", "stars", duplicates)
+    one = prepare.settled(pa.Table.from_pandas(log), *names).to_pylist()
+    assert len(one) == (400 if duplicates == "keep" else 36)
+    for seed in range(3):
+        other = pa.Table.from_pandas(log.sample(frac=1, random_state=seed), preserve_index=False)
+        assert prepare.settled(other, *names).to_pylist() == one
+
+
+def test_partitions_do_not_depend_on_the_blocks_of_the_log(cluster: None, tmp_path: Path) -> None:
+    log, found = tied_log(), []
+    for blocks_of_log in (1, 4):
+        folder = tmp_path / str(blocks_of_log)
+        (folder / "log").mkdir(parents=True)
+        log = log.sample(frac=1, random_state=blocks_of_log)
+        for number, part in enumerate(np.array_split(np.arange(len(log)), blocks_of_log)):
+            log.iloc[part].to_parquet(folder / "log" / f"{number}.parquet", index=False)
+        assert main_of(folder, "--partitions=2", "--label=stars", "--test_fraction=0.5") == 0
+        events = folder / "parts" / "events"
+        names = sorted(str(path.parent.relative_to(events)) for path in events.rglob("*.parquet"))
+        found.append([(name, pd.read_parquet(events / name).to_json()) for name in names])
+    assert found[0] == found[1]
 
 
 def main_of(folder: Path, *flags: str) -> int:
@@ -203,7 +251,11 @@ def test_a_log_that_cannot_be_used_is_refused_in_a_sentence_and_nothing_is_left(
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["new", "--partitions=0"], "--partitions must be at least 1, got 0."),
+        (["new", "--partitions=0"], "--partitions must be between 1 and 33,333, got 0: a training reads at"),
+        (
+            ["new", "--users=users", "--partitions=25000"],
+            "between 1 and 24,999, got 25000: a training reads at most 100,000 files, and a partition has 4.",
+        ),
         (["new", "--test_fraction=1"], "--test_fraction must be above 0 and below 1, got 1.0."),
         (["parts"], "--output parts exists. Fix: give a new folder."),
         (["s3://bucket/parts"], "--output s3://bucket/parts is a URL; copy the folder there"),
@@ -224,11 +276,19 @@ def test_wrong_flags_are_refused_before_ray_starts(
 
 
 def test_the_program_of_the_page_gives_the_same_events_and_splits_by_duckdb(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("duckdb", reason="needs the package duckdb, of requirements-dev.txt")
     monkeypatch.chdir(tmp_path)
     log = write_log(tmp_path)
     (program,) = blocks(PAGE, "python")
     exec(compile(program, str(PAGE), "exec"), {})
-    check_users(tmp_path / "parts", check_partitions(tmp_path / "parts", log))
+    events = check_partitions(tmp_path / "parts", log)
+    check_users(tmp_path / "parts", events)
+    check_columns(events)
+    # The partitions of prepare.py.
+    table = prepare.with_part(pa.table({"user_id": events["user_id"]}), "user_id", 64)
+    assert table["part"].to_pylist() == [f"{int(part):05d}" for part in events["part"]]
+    output = capsys.readouterr().out
+    assert str((events["split"] == "test").sum()) in output
+    assert f"{6_000 - len(events)} " in output

@@ -13,16 +13,22 @@ from __future__ import annotations
 
 import argparse
 import bisect
+import contextlib
 import csv
+import dataclasses
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow
 import torch
+from pyarrow import parquet
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
@@ -35,16 +41,21 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recsuite.config.config import Config, alone_modes
 from recsuite.config.fitting import with_preset
 from recsuite.config.parser import parse_given
+from recsuite.config.presets import AUTO
 from recsuite.config.sections import MAX_EMBEDDING_DIM
 from recsuite.config.units import size_of
 from recsuite.datasets.arrays import MOST
-from recsuite.datasets.batches import EventBatches, Request
-from recsuite.datasets.columns import Columns
+from recsuite.datasets.batches import SPLITS, EventBatches, Request
+from recsuite.datasets.columns import DIGEST_THREADS, Columns
 from recsuite.datasets.loader import BatchLoader, EpochSampler
-from recsuite.datasets.preparation.cache import open_columns
+from recsuite.datasets.preparation.cache import cache_of, open_columns
+from recsuite.datasets.source import locate, with_flags
+from recsuite.datasets.tables.files import File, split_part
+from recsuite.datasets.tables.formats import explained_damage
 from recsuite.errors import UserError, counted, markdown_table, require
 from recsuite.files import explained
 from recsuite.models.tasks import ModelMaker
+from recsuite.places import open_raw
 from recsuite.runtime.console import filter_library_messages
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.cpu_tables import CpuTablesSharder, RequestCounter
@@ -81,6 +92,8 @@ PARTS = {
 # Bytes of an event on the disk: columns with user histories, and the parts that they are made of. Events that
 # a rank reads in a second of its core. Measured with texts as ids, a label and times: docs/ingest_texts.json.
 EVENT_BYTES, READ_RATE = 91, 1_300_000
+# Events of the partitions that are read for a plan: as many as show the bytes of an event.
+LEAST_SAMPLED = 2**20
 # Ranks that are listed each; of more, only the extremes. Ranks of the largest cluster that is tried.
 MOST_LISTED, MOST_RANKS = 8, 8192
 TABLE = re.compile(r"([^:.]+):([1-9][\d_]*):(\d+)(?::(\d*\.?\d+))?", re.ASCII)
@@ -165,6 +178,20 @@ class Plan(NamedTuple):
     def tables(self) -> dict[str, ParameterSharding]:
         """All tables, by name."""
         return {name: table for held in self.shardings for name, table in held.items()}
+
+
+class Sample(NamedTuple):
+    """Some partitions of a data set, from which all are estimated.
+
+    folder: of all that was made of them; part: their columns; whole: the same with the sizes of all; sizes:
+    events of each partition, int64 [partitions]; source: what was read.
+    """
+
+    folder: Path
+    part: Columns
+    whole: Columns
+    sizes: np.ndarray
+    source: str
 
 
 # Makes the tables for a cluster, with at most so many numbers in a row.
@@ -328,6 +355,84 @@ def first_batches(columns: Columns, config: Config, ranks: int, steps: int) -> l
     return [list(step) for step in zip(*of_ranks, strict=True)]
 
 
+def partition_of(file: File) -> int:
+    """Return the partition of a Parquet file, -1 for a file of none."""
+    number = dict(file.partitions).get("part", "")
+    return int(number) if number.isdecimal() and file.format == "parquet" else -1
+
+
+def rows_in(files: Sequence[File]) -> np.ndarray:
+    """Return the rows of Parquet files, int64 [files], from their footers alone."""
+
+    def rows(file: File) -> int:
+        with explained_damage(file), open_raw(file.path) as raw:
+            return int(parquet.read_metadata(pyarrow.PythonFile(raw, "r")).num_rows)
+
+    with ThreadPoolExecutor(DIGEST_THREADS) as pool:
+        return np.array([*pool.map(rows, files)], np.int64)
+
+
+def sampled(config: Config, partitions: int, exits: contextlib.ExitStack) -> Sample | None:
+    """Return a sample of partitions, of whose other files only footers are read; None without partitions.
+
+    exits: removes its folder at the end.
+
+    Raises:
+        UserError: when a file cannot be read, or --partitions is another number.
+    """
+    source = with_flags(locate(config.data, config.runtime.seed), config.tables, config.data)
+    tables = source.tables
+    numbers = np.array([partition_of(file) for file in tables.events])
+    if numbers.min() < 0:
+        return None
+    last = int(numbers.max())
+    require(
+        last + 1 == partitions,
+        f"--partitions must be the number of partitions, got {partitions}, and the last one is {last}",
+    )
+    rows, splits = rows_in(tables.events), np.array([split_part(tables.name_of(f)) for f in tables.events])
+    sizes = np.stack([np.bincount(numbers, rows * (splits == split), partitions) for split in SPLITS[:3]])
+    sizes, totals = sizes.sum(0).astype(np.int64), sizes.sum(1).astype(np.int64).tolist()
+    # Of middle size, and with most splits: a small one may lack the test.
+    both = {*zip(numbers.tolist(), splits, strict=True)}
+    kinds = np.bincount([number for number, _ in both], minlength=partitions)
+    away = np.abs(np.argsort(np.argsort(sizes, kind="stable")) - partitions // 2)
+    order = np.lexsort((away, -kinds))
+    chosen = order[: 1 + np.searchsorted(sizes[order].cumsum(), LEAST_SAMPLED)]
+    taken = {-1, *chosen.tolist()}
+    events, users = (
+        tuple(file for file in files if partition_of(file) in taken)
+        for files in (tables.events, tables.users)
+    )
+    some = dataclasses.replace(tables, events=events, users=users)
+    cache = cache_of(source, config.data)
+    with explained(f"Cannot write {cache}", "give --cache_dir a folder with space that can be written"):
+        cache.mkdir(parents=True, exist_ok=True)
+        folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix=".plan-", dir=cache)))
+    config = config.replaced(cache_dir=str(folder))
+    part = open_columns(config, source=dataclasses.replace(source, tables=some, config=config.data))
+    size = int(sizes[chosen].sum())
+    text = (
+        f"the footers of {counted(len(rows), 'file')}, and {counted(len(chosen), 'partition')} with {size:,} "
+        f"of {sum(totals):,} events, from which users are extrapolated"
+    )
+    return Sample(folder, part, _extrapolated(part, totals, size, tables.items), sizes, text)
+
+
+def _extrapolated(part: Columns, totals: Sequence[int], size: int, items: Sequence[File]) -> Columns:
+    """Return columns with the sizes of all partitions. totals: events of each split; size: events here."""
+    schema, rows = part.schema, {table.name: table.rows for table in part.tables}
+    rows[schema.user] = 1 + round((rows[schema.user] - 1) * sum(totals) / size)
+    if all(file.format == "parquet" for file in items):
+        rows[schema.item] = max(rows[schema.item], 1 + int(rows_in(items).sum()))
+    # Those of the items, unless it has no table of its own.
+    if rows.get(schema.history.name):
+        rows[schema.history.name] = rows[schema.item]
+    tables = tuple(dataclasses.replace(table, rows=rows[table.name]) for table in part.tables)
+    train, validation, test = totals
+    return dataclasses.replace(part, tables=tables, num_train=train, num_validation=validation, num_test=test)
+
+
 def shown(num_bytes: float) -> str:
     """Bytes in decimal units, as the flags have them."""
     place = min(4, (len(str(round(num_bytes))) - 1) // 3)
@@ -379,28 +484,35 @@ def report(
 
 
 def describe_partitions(cluster: Cluster) -> list[str]:
-    """Return lines on the columns that ranks make of partitions of equal size.
+    """Return lines on the columns that ranks make of partitions, of equal size unless they are known.
 
     Raises:
         UserError: when there are more ranks than partitions, or too many events for a rank or a disk.
     """
-    local, num_bytes = cluster.context.local_world_size, cluster.event_bytes
+    local = cluster.context.local_world_size
+    sizes = np.full(cluster.partitions, -(-cluster.events // cluster.partitions))
+    if cluster.sample:
+        sizes = cluster.sample.sizes
 
-    def events_of(hosts: int) -> int:
-        """Events of the rank that reads most partitions."""
-        return -(-cluster.partitions // (hosts * local)) * -(-cluster.events // cluster.partitions)
+    def events_of(hosts: int) -> np.ndarray:
+        """Events of the partitions of each rank."""
+        return np.bincount(np.arange(len(sizes)) % (hosts * local), sizes)
+
+    def bytes_of(of_rank: int) -> float:
+        """Bytes of the columns of a rank with so many events."""
+        return of_rank * cluster.event_bytes + cluster.item_bytes
 
     def fits(hosts: int) -> bool:
-        of_rank = events_of(hosts)
-        return of_rank <= MOST and of_rank * num_bytes * local <= cluster.disk_size
+        of_rank = int(events_of(hosts).max())
+        return of_rank <= MOST and bytes_of(of_rank) * local <= cluster.disk_size
 
     ranks, most = cluster.context.world_size, cluster.partitions // local
     require(
         ranks <= cluster.partitions,
         f"{counted(ranks, 'rank')} require at least as many --partitions, got {cluster.partitions}",
     )
-    of_rank = events_of(cluster.hosts)
-    of_host = of_rank * num_bytes * local
+    rank, of_rank = int(events_of(cluster.hosts).argmax()), int(events_of(cluster.hosts).max())
+    of_host = bytes_of(of_rank) * local
     if not fits(cluster.hosts):
         hosts = bisect.bisect_left(range(most + 1), True, cluster.hosts, key=fits)
         fix = f"--hosts {hosts}" if hosts <= most else "more --partitions and --hosts"
@@ -409,10 +521,11 @@ def describe_partitions(cluster: Cluster) -> list[str]:
             f"machine needs {shown(of_host)} for columns and has {shown(cluster.disk_size)}. Fix: give {fix}."
         )
     seconds, rate = of_rank / cluster.read_rate, f"{cluster.read_rate:,} events/s"
-    share, number = of_host / cluster.disk_size, -(-cluster.partitions // ranks)
+    share, number = of_host / cluster.disk_size, -(-(cluster.partitions - rank) // ranks)
     return [
-        f"partitions: {cluster.partitions}, {number} of the first rank: {of_rank:,} events, "
-        f"{shown(of_rank * num_bytes)} of columns, made once in {seconds:,.0f} s at {rate}",
+        *([f"read: {cluster.sample.source}"] if cluster.sample else []),
+        f"partitions: {cluster.partitions}, {number} of rank {rank}: {of_rank:,} events, "
+        f"{shown(bytes_of(of_rank))} of columns, made once in {seconds:,.0f} s at {rate}",
         f"disk: {shown(of_host)} of columns on a machine, {share:.1%} of {shown(cluster.disk_size)}",
     ]
 
@@ -449,7 +562,9 @@ def parse(argv: Sequence[str]) -> tuple[Cluster, Config, frozenset[str]]:
         parser.add_argument(f"--{name}", type=kind, default=default, help=f"{text} (default: {default})")
     parser.add_argument("--table", action="append", default=[], help="NAME:ROWS:DIM[:IDS of an event]")
     parser.add_argument("--optimizer", choices=rules, default=RowWiseAdagrad.__name__, help="of the tables")
-    flags, others = parser.parse_known_args(argv, Cluster())
+    flags, others = parser.parse_known_args(
+        argv, Cluster(sample=None, item_bytes=0, exits=contextlib.ExitStack())
+    )
     config, given = parse_given(others)
     ranks = sorted((flags.gpus_per_host, flags.procs_per_host))
     require(
@@ -475,8 +590,8 @@ def tables_of(
 ) -> tuple[Maker, list[list[KeyedJaggedTensor]]]:
     """Return a function that makes the tables of flags, and the ids of first steps, see `first_batches`.
 
-    flags: with data, their numbers of events and bytes become those of the data; model: makes the model of a
-    training.
+    flags: with data, their numbers of events and bytes become those of the data, or of a `Sample` that they
+    get; model: makes the model of a training.
 
     Raises:
         UserError: when the tables or the data cannot be read.
@@ -496,14 +611,27 @@ def tables_of(
     ranks = flags.context.world_size
     fitted, name = fitted_to_data(config, given)
     config = with_preset(fitted.replaced(preset=name), given).replaced(num_workers=0)
-    columns = open_columns(config)
-    flags.events = columns.num_train + columns.num_validation + columns.num_test
-    flags.event_bytes = sum(file.stat().st_size for file in Path(columns.folder).iterdir()) / flags.events
-    batches = first_batches(columns, config, ranks, flags.steps)
+    flags.sample = sampled(config, flags.partitions, flags.exits) if flags.partitions else None
+    part = flags.sample.part if flags.sample else open_columns(config)
+    num_events = part.num_train + part.num_validation + part.num_test
+    folder = flags.sample.folder if flags.sample else Path(part.folder)
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    # Each rank has the columns of all items.
+    flags.item_bytes = sum(file.stat().st_size for file in files if file.match(f"{part.schema.item}_*"))
+    flags.event_bytes = (sum(file.stat().st_size for file in files) - flags.item_bytes) / num_events
+    of_part = config
+    if flags.sample:
+        of_part, ranks = config.replaced(batch_size=AUTO, local_batch_size=0), 1
+    batches = first_batches(part, of_part, ranks, flags.steps)
     counts = zip(batches[0][0].keys(), batches[0][0].length_per_key(), strict=True)
-    num_rows = local_batch(config, columns.num_train, ranks)
+    num_rows = local_batch(of_part, part.num_train, ranks)
     ids = {name: number / num_rows for name, number in counts}
-    return trained_tables(columns, config, rule, ids, model), batches
+    flags.events = num_events
+    if flags.sample:
+        flags.events = int(flags.sample.sizes.sum())
+        # Its users are few and side by side in the table, so their rows would all be of a few ranks.
+        return trained_tables(flags.sample.whole, config, rule, ids, model), []
+    return trained_tables(part, config, rule, ids, model), batches
 
 
 def plan(cluster: Cluster, config: Config, given: frozenset[str], model: ModelMaker | None = None) -> int:
@@ -515,6 +643,11 @@ def plan(cluster: Cluster, config: Config, given: frozenset[str], model: ModelMa
         UserError: when the tables do not fit, with all that would make them fit.
     """
     filter_library_messages()
+    with cluster.exits:
+        return _plan(cluster, config, given, model)
+
+
+def _plan(cluster: Cluster, config: Config, given: frozenset[str], model: ModelMaker | None) -> int:
     make, batches = tables_of(cluster, config, given, model)
     of_partitions = describe_partitions(cluster) if cluster.partitions else []
     tables = make(cluster, MAX_EMBEDDING_DIM)

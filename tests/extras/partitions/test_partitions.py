@@ -18,7 +18,7 @@ from recsuite.datasets.columns import Columns
 from recsuite.datasets.opening import open_same_columns
 from recsuite.datasets.tables.files import find_tables
 from recsuite.errors import UserError
-from recsuite.extras.partitions import digests, exchange, folders, merging
+from recsuite.extras.partitions import digests, exchange, folders, merging, reading
 from recsuite.runtime.process import RuntimeContext
 from tests.support.launch import EXAMPLE, launched, python, run_command, succeeded
 from tests.support.object_server import serving
@@ -142,6 +142,27 @@ def test_partitions_of_an_object_store_give_the_columns_of_those_on_a_disk(
             open_same_columns(config, context)
 
 
+def test_a_launch_that_waited_for_another_uses_the_columns_of_that(
+    folder: Path, context: RuntimeContext, monkeypatch: Any
+) -> None:
+    locked, read, reads = reading.locked, reading.read, list[Any]()
+
+    def waiting(*arguments: Any) -> Any:
+        monkeypatch.setattr(reading, "locked", locked)
+        open_same_columns(config_of(folder), context)
+        return locked(*arguments)
+
+    def counting(*arguments: Any) -> Any:
+        reads.append(arguments)
+        return read(*arguments)
+
+    monkeypatch.setattr(reading, "locked", waiting)
+    monkeypatch.setattr(reading, "read", counting)
+    columns = open_same_columns(config_of(folder), context)
+    assert len(reads) == 1
+    assert open_same_columns(config_of(folder), context) == columns
+
+
 def test_a_rank_that_waits_in_vain_says_so_once(context: RuntimeContext, monkeypatch: Any) -> None:
     calls = []
 
@@ -191,6 +212,13 @@ def with_a_user_of_another(folder: Path) -> None:
     frame = pandas.read_parquet(path, partitioning=None)
     other = pandas.read_parquet(part(folder, 1) / "split=train" / "data_0.parquet", partitioning=None)
     write_parquet(path, frame.assign(user=other["user"].min()))
+
+
+def with_users_of_another(folder: Path) -> None:
+    path = part(folder, 3) / "split=test" / "data_0.parquet"
+    frame = pandas.read_parquet(path, partitioning=None)
+    other = pandas.read_parquet(part(folder, 1) / "split=train" / "data_0.parquet", partitioning=None)
+    write_parquet(path, frame.assign(user=np.resize(other["user"].unique()[:3], len(frame))))
 
 
 def damaged(folder: Path) -> None:
@@ -272,8 +300,9 @@ def with_properties_in_events(folder: Path) -> None:
         (doubled_users, r"Partition 1 is there twice, in users/part=00001 and users/part=1; remove"),
         (
             with_users_by_another_hash,
-            r"The user 10\d\d is in the events of partition \d and in the users of partition \d; write users",
+            r"The user 10\d\d is in the events of partition \d and in the users of partition \d \(\d+ user",
         ),
+        (with_users_of_another, r"is in two partitions, 1 and 3 \(3 users in all\); write all events of a"),
         (damaged, r"part=00002/split=train/data_0.parquet"),
         (
             outside,

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.testing._internal.distributed.multi_threaded_pg import ProcessLocalGroup
 
 from example import make_model
 from recsuite import ServedModel
 from tests.support import partition_files
-from tests.support.launch import SUPPORT, read_json, succeeded, torchrun
+from tests.support.launch import SUPPORT, python, read_json, succeeded, torchrun
 from tests.support.partition_ranks import CASES, END_AT, NUMBER, OF_COLUMNS
 
 RANKS = (1, 2, 3)
@@ -143,3 +144,31 @@ def test_a_checkpoint_of_partitions_is_served(found: Found) -> None:
     users, items = vocabulary["user"][:3], vocabulary["item"][:3]
     values = {"user": users, "item": items, "city": ["Bern"] * 3, "history": [items[:1]] * 3}
     assert np.isfinite(model.score({**values, "history_ratings": [[4.0]] * 3}).numpy()).all()
+
+
+@pytest.mark.soak
+def test_16_ranks_read_4_partitions_each_and_give_the_metrics_of_one_piece(tmp_path: Path) -> None:
+    if not hasattr(ProcessLocalGroup, "all_to_all_single"):
+        pytest.skip("the ranks as threads of torch 2.11 exchange no rows")
+    num_ranks, number, results = 16, 64, tmp_path / "found.json"
+    events = partition_files.log(num_users=1_500, num_items=300, number=20_000)
+    folder = partition_files.write_partitions(tmp_path / "data", number, events)
+    one, many = dict[str, Any](), dict[str, Any]()
+    for found, ranks, partitions in ((one, 1, 0), (many, num_ranks, number)):
+        script = SUPPORT / "partition_threads.py"
+        succeeded(python(script, folder, results, ranks, partitions, timeout=400))
+        found.update(read_json(results))
+    for name in OF_DATA:
+        assert_close(many[name], one[name])
+    for split in ("validation", "test"):
+        assert_close(many[split], one[split], BY_GROUPS)
+    assert one["test"]["cases"] == (events["split"] == "test").sum()
+    # Each rank has the training events of its own partitions once, in as many steps.
+    train = events[events["split"] == "train"]
+    owners = partition_files.partition_of(train["user"], number) % num_ranks
+    for rank, (steps, num_losses, times) in enumerate(many["ranks"]):
+        assert steps == many["steps"]
+        assert num_losses == len(steps)
+        assert sorted(times) == np.sort(train["time"][owners == rank]).tolist()
+    assert sum(many["steps"]) == len(train)
+    assert len(many["steps"]) == pytest.approx(len(one["steps"]), abs=1)

@@ -41,20 +41,20 @@ READING = "reading-"
 COLUMNS = ".columns"
 
 
-def open_columns(config: Config, launch: str = "") -> Columns:
+def open_columns(config: Config, launch: str = "", source: TableSource | None = None) -> Columns:
     """Return the columns of the configured data set. Make them first if they are missing or damaged.
 
     Reads every byte of the files and of the columns, so call it once on a machine. Safe when several
     processes call it at once: one makes the columns, the others wait with a deadline.
 
     launch: identifies the launch. --rebuild makes columns again once for each launch, or at each call if it
-    is empty.
+    is empty. source: with other tables than those of the flags.
 
     Raises:
         UserError: when the data cannot be obtained, read or stored.
     """
     data, seed = config.data, config.runtime.seed
-    source = with_flags(locate(data, seed), config.tables, data)
+    source = source or with_flags(locate(data, seed), config.tables, data)
     check_event_types(source, config)
     is_named, cache = bool(data.cache_dir) and not is_remote(data.cache_dir), cache_of(source, data)
     digests = digests_of_files(source.files)

@@ -175,9 +175,12 @@ def check_users(
         (*owned[place].tolist(), *owned[place + 1, 1:].tolist()) for place in np.flatnonzero(is_twice)[:1]
     ]
     number = len(owned) - int(np.count_nonzero(is_same))
-    everyones = exchange.gathered((twice, number))
-    found = sorted(entry for others, _ in everyones for entry in others)
+    number_twice = len(np.unique(owned[1:, 0][is_twice]))
+    everyones = exchange.gathered((twice, number_twice, number))
+    found = sorted(entry for others, *_ in everyones for entry in others)
     if found:
+        total = sum(others for _, others, _ in everyones)
+        in_all = f" ({counted(total, schema.user)} in all)" if total > 1 else ""
         digest, where, one, there, other = found[0]
         places = np.flatnonzero(digests.view(np.int64) == digest)
         names = exchange.gathered(ids[places[0]] if len(places) else None)
@@ -185,16 +188,16 @@ def check_users(
         # Two texts may have one digest.
         if name == same and where == there == IN_EVENTS:
             raise UserError(
-                f"The {schema.user} {printable(str(name))} is in two partitions, {one} and {other}; write "
-                f"all events of a {schema.user} into one."
+                f"The {schema.user} {printable(str(name))} is in two partitions, {one} and {other}{in_all}; "
+                f"write all events of a {schema.user} into one."
             )
         if name == same:
             roles = [f"{'the users' if of == IN_USERS else 'the events'} of" for of in (where, there)]
             raise UserError(
                 f"The {schema.user} {printable(str(name))} is in {roles[0]} partition {one} and in "
-                f"{roles[1]} partition {other}; write users and events by one hash."
+                f"{roles[1]} partition {other}{in_all}; write users and events by one hash."
             )
-    return sum(number for _, number in everyones)
+    return sum(number for *_, number in everyones)
 
 
 def marks_of_training(raw: RawData) -> np.ndarray:

@@ -105,9 +105,7 @@ def open_columns(config: Config, context: RuntimeContext) -> Columns:
         # The name has the digests of all ranks: a change of any file makes new columns on each of them.
         named = name_of_columns(_digests_of_all(mine, exchange), key, config.data, config.runtime.seed)
         folder = newest_of(source.own, named)
-        columns, fault = load_columns(folder, source.folder, source.schema, every_byte=False)
-        if columns is not None and (fault := known.fault_of(columns)):
-            columns = None
+        columns, fault = _found(folder, source, known)
         if fault:
             say(f"the columns in {folder} are damaged and are made again: {fault}")
         if any(exchange.gathered(columns is None or rebuilds)):
@@ -123,6 +121,14 @@ def open_columns(config: Config, context: RuntimeContext) -> Columns:
         known.write()
         assert columns is not None
         return with_history(_joined(columns, named, config, exchange), config)
+
+
+def _found(folder: Path, source: PartitionSource, known: KnownDigests) -> tuple[Columns | None, str]:
+    """Return the columns of a folder, or None and the reason for refusing them, "" if there are none."""
+    columns, fault = load_columns(folder, source.folder, source.schema, every_byte=False)
+    if columns is not None and (fault := known.fault_of(columns)):
+        columns = None
+    return columns, fault
 
 
 def _located(config: Config, exchange: PartitionExchange) -> tuple[PartitionSource, list[Any]]:
@@ -208,6 +214,9 @@ def _make(
                 doing = f"writing columns to {source.own}"
                 stack.enter_context(locked(source.own / ".lock", doing, DATA_DEADLINE))
             exchange.gathered(None)
+        # Another launch may have made them meanwhile.
+        if not data.rebuild and all(exchange.gathered(_found(folder, source, known)[0] is not None)):
+            return
         if exchange.rank == 0:
             others = " and likewise for the other ranks" if exchange.size > 1 else ""
             say(f"reading {source.folder}; writing columns to {source.own}{others}")
