@@ -102,9 +102,12 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
     if before is None:
         return config
     folder, recorded = before[0], _with_global_batch(before[0], checked_flags(*before))
-    if (topic := _topic_in(before[1])) and not config.stream.topic:
+    topic = _topic_in(before[1])
+    # Only the brokers may have another address.
+    if topic and topic.rpartition("/")[2] != config.stream.topic.rpartition("/")[2]:
+        given_topic = f", not from those of {config.stream.topic}" if config.stream.topic else ""
         raise UserError(
-            f"{folder} has learned from the messages of {printable(topic)}. Fix: give --stream "
+            f"{folder} has learned from the messages of {printable(topic)}{given_topic}. Fix: give --stream "
             f"{printable(topic)}, or another address of this topic."
         )
     data = (*(name for name in DATA_FLAGS if name not in TOLERANCES), *NAME_FLAGS[1:], *extra_data_flags())

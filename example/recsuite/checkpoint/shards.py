@@ -130,6 +130,8 @@ class Texts:
         _refuse_same_ids(new.texts[:-1][is_again], new.texts[1:][is_again], new.ids[1:][is_again], table)
         is_first = np.concatenate([np.ones(len(new.ids[:1]), bool), ~is_again])
         at = places[~is_known][is_first]
+        if not len(at):
+            return self
         return Texts(
             np.insert(self.ids, at, new.ids[is_first]), np.insert(self.texts, at, new.texts[is_first])
         )

@@ -170,7 +170,10 @@ class Topic:
         if not known:
             self._tell_unread(source)
         ends = {name: extents[name][1] for name in begins if begins[name] < extents[name][1]}
-        files = self._files(source, begins, ends, folder)
+        files = {
+            name: dataclasses.replace(file, rows_before=known[name].rows if name in known else 0)
+            for name, file in self._files(source, begins, ends, folder).items()
+        }
         growth = {}
         for name, (low, end) in extents.items():
             position = known.get(name, FilePosition(bytes=-1))

@@ -114,7 +114,8 @@ class Run:
     Attributes:
         columns: Columns of its data.
         plan: Plan of its tables, in lines.
-        epochs: Epochs of this process, or windows of a stream; empty if the training was already complete.
+        epochs: Epochs of this process, or the newest 1,000 windows of a stream; empty if the training was
+            already complete.
         test: Test metrics, as `Epoch.validation`; of a stream those of the predictions of all windows.
         test_epoch: Epoch whose weights were tested, the best one by validation.
         num_epochs: Number of finished epochs.

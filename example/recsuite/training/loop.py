@@ -68,6 +68,9 @@ from recsuite.training.weights import (
     project_rows,
 )
 
+# The newest windows of which the results are kept: a stream may never end.
+MOST_WINDOWS = 1_000
+
 
 class Training:
     """Training that begins where its checkpointer says, in passes: epochs, or windows of a stream.
@@ -555,6 +558,7 @@ class Training:
             self.lines.add(result)
             # An endless stream must not keep all losses.
             self.results.append(dataclasses.replace(result, losses=result.losses[:0]))
+            del self.results[:-MOST_WINDOWS]
         else:
             self.context.say(describe_epoch(result, self.task, self.unit, self.config.training))
             self.print_counts()

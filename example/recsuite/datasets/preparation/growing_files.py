@@ -131,13 +131,13 @@ class GrowingFiles:
         # Imported here: a rank that reads no files needs no Arrow.
         from recsuite.datasets.tables.formats import can_be_cut, header_of
 
-        if end == known.bytes or not end:
+        if end == known.bytes:
             return None
         if not can_be_cut(file):
             # Read again from its begin, because only its rows can be counted.
             return Growth(file, 0, FilePosition(bytes=end))
         end = self._whole_lines(file, known.bytes, end)
-        if end == known.bytes or end <= len(header_of(file)):
+        if end == known.bytes or (not known.bytes and end <= len(header_of(file))):
             return None
         size = min(file.size, end)
         if size < max(end, known.bytes) or (known.bytes and known.tail != _tail_of(file, known.bytes)):
