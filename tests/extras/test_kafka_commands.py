@@ -231,22 +231,21 @@ def test_lost_brokers_end_every_rank_with_one_sentence(tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
-def test_a_load_and_a_resume_need_the_address_and_predict_what_is_not_learned(
+def test_a_load_and_a_resume_need_the_topic_and_predict_what_is_not_learned(
     kafka: MockKafka, undisturbed: Path, tmp_path: Path
 ) -> None:
-    kafka.create("more", 2)
-    kafka.send("more", [*as_json(rows()), *as_json(ratings(60, first=NUMBER))], 2)
-    save_dir = tmp_path / "dumps"
+    save_dir, topic = tmp_path / "dumps", re.escape(kafka.address("ratings"))
     shutil.copytree(undisturbed / "dumps", save_dir, symlinks=True)
-    for mode in ("--load", "--resume"):
-        refused = python(*command(undisturbed / "data", save_dir, mode))
+    for mode, address in (("--load", ()), ("--resume", ("--stream", kafka.address("rating")))):
+        refused = python(*command(undisturbed / "data", save_dir, mode, *address))
         assert refused.returncode == 2
-        address = re.escape(kafka.address("ratings"))
-        assert re.search(rf"has learned from the messages of {address}\. Fix: give --stream", refused.stderr)
-    # Another address of the same messages, and more of them.
-    output = succeeded(
-        python(*command(undisturbed / "data", save_dir, "--load", "--stream", kafka.address("more")))
-    )
+        assert re.search(rf"has learned from the messages of {topic}.*\. Fix: give --stream", refused.stderr)
+    # The same messages on other brokers, and more of them.
+    with contextlib.closing(MockKafka()) as others:
+        others.create("ratings", 2)
+        others.send("ratings", [*as_json(rows()), *as_json(ratings(60, first=NUMBER))], 2)
+        address = ("--stream", others.address("ratings"))
+        output = succeeded(python(*command(undisturbed / "data", save_dir, "--load", *address)))
     assert ": 60 ratings after it, not trained on, predicted with" in output
 
 

@@ -422,7 +422,11 @@ class StreamReader:
     def _marks_of(self, events: _Unlearned) -> tuple[Mark, ...]:
         """Return the marks of all files, each with the position up to which all before it is learned."""
         return tuple(
-            Mark(name, mark, min(NEVER, self._first + max(0, events.after[name, mark.rows] - events.begin)))
+            Mark(
+                name,
+                mark,
+                min(NEVER, self._first + max(0, events.after.get((name, mark.rows), NEVER) - events.begin)),
+            )
             for name in self._names
             for mark in self._marks.get(name, ())
         )
@@ -500,7 +504,7 @@ class StreamReader:
         assert events is not None
         for name in self._names:
             marks = self._marks.get(name, [])
-            learned = [mark for mark in marks if events.after[name, mark.rows] <= events.begin]
+            learned = [mark for mark in marks if events.after.get((name, mark.rows), NEVER) <= events.begin]
             if learned:
                 self._marks[name] = marks[marks.index(learned[-1]) :]
 
