@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 LOOK_EVERY = 0.25
 # Seconds of waiting after which the reason is shown.
 SAID_AFTER = 10.0
-# Name of each file to its size.
-Seen = dict[str, int]
 
 
 class Watcher(Protocol):

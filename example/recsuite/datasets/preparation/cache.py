@@ -35,8 +35,6 @@ def newest_of(cache: Path, name: str) -> Path:
 
 # The split of a stream, in the names of its columns.
 STREAM, VOCABULARY = "stream", "vocabulary.json"
-# Begin of the name of a stream's folder for what it reads.
-READING = "reading-"
 # Subfolder of the folder of the files with the columns.
 COLUMNS = ".columns"
 
@@ -278,13 +276,18 @@ def owner_of(name: str) -> str:
     return digest_of_bytes(name.encode())[:12]
 
 
+def reading_folder(cache: Path, owner: str) -> Path:
+    """Return the folder for what the stream of a training reads."""
+    return cache / f".reading-{owner}"
+
+
 def remove_owned(cache: Path, owner: str, used: Path | None = None) -> None:
     """Remove the columns of the stream of a training, except `used`."""
     for path in cache.glob(f"{STREAM}_{owner}-*"):
         if path != used:
             shutil.rmtree(path, ignore_errors=True)
     if used is None:
-        shutil.rmtree(cache / f".{READING}{owner}", ignore_errors=True)
+        shutil.rmtree(reading_folder(cache, owner), ignore_errors=True)
 
 
 def digests_of_files(files: Sequence[TableFile]) -> dict[str, str]:

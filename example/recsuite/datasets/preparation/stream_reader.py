@@ -22,11 +22,11 @@ from recsuite.config.config import Config
 from recsuite.datasets.arrays import only, sorted_places
 from recsuite.datasets.columns import Columns, load_columns
 from recsuite.datasets.preparation.cache import (
-    READING,
     STREAM,
     VOCABULARY,
     cache_of,
     check_number,
+    reading_folder,
     remove_owned,
     with_history,
 )
@@ -81,6 +81,11 @@ class _Unlearned:
     order: np.ndarray
     after: dict[tuple[str, int], int]
     begin: int = 0
+
+    def num_before(self, name: str, mark: FilePosition) -> int:
+        """Return after how many more events of the order all before a mark of a file is learned."""
+        # A mark of a reading without events is known at the next one.
+        return max(0, self.after.get((name, mark.rows), NEVER) - self.begin)
 
 
 class StreamReader:
@@ -146,7 +151,7 @@ class StreamReader:
 
     def _read_growth(self, source: TableSource, names: list[str], ends: Mapping[str, Any]) -> None:
         is_first, cache = not self._marks, cache_of(source, self._data)
-        kept = cache / f".{READING}{self._owner}"
+        kept = reading_folder(cache, self._owner)
         said = f"Cannot write the columns of {source.folder} to {cache}"
         advice = "give --cache_dir a folder with space that can be written"
         # Hidden from the parts beside it. After a kill it has files of an earlier reading.
@@ -414,7 +419,7 @@ class StreamReader:
         """Return the vocabulary of all events that the first reading found."""
         from recsuite.datasets.preparation.making import vocabulary_of
 
-        folder = cache / f".{READING}{self._owner}"
+        folder = reading_folder(cache, self._owner)
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             return vocabulary_of(Path(temporary), events.raw, events.order, schema)
@@ -422,11 +427,7 @@ class StreamReader:
     def _marks_of(self, events: _Unlearned) -> tuple[Mark, ...]:
         """Return the marks of all files, each with the position up to which all before it is learned."""
         return tuple(
-            Mark(
-                name,
-                mark,
-                min(NEVER, self._first + max(0, events.after.get((name, mark.rows), NEVER) - events.begin)),
-            )
+            Mark(name, mark, min(NEVER, self._first + events.num_before(name, mark)))
             for name in self._names
             for mark in self._marks.get(name, ())
         )
@@ -504,7 +505,7 @@ class StreamReader:
         assert events is not None
         for name in self._names:
             marks = self._marks.get(name, [])
-            learned = [mark for mark in marks if events.after.get((name, mark.rows), NEVER) <= events.begin]
+            learned = [mark for mark in marks if events.num_before(name, mark) == 0]
             if learned:
                 self._marks[name] = marks[marks.index(learned[-1]) :]
 
