@@ -33,9 +33,9 @@ CALIBRATION_RIDGE = 1e-3
 # A calibration is fitted to at least so many events, with at least so many of each answer: with fewer, the
 # log loss has no meaning.
 LEAST_CALIBRATED, LEAST_OF_EACH = 50, 5
-# Bootstrap of intervals: number of samples; number of groups of cases that are drawn together (all cases of a
-# user are in one group).
-SAMPLES, GROUPS = 200, 512
+# Bootstrap of intervals: number of samples, and of those for the difference of two models; number of groups
+# of cases that are drawn together (all cases of a user are in one group).
+SAMPLES, PAIRED_SAMPLES, GROUPS = 200, 2_000, 512
 # For the interval of the AUC: its half width, in standard errors; users of one of so many clusters count as
 # one; the number of cases that others are compared with, at most twice as many.
 NORMAL_95, CLUSTERS, MOST_COMPARED = 1.96, 2**16, 2**16
@@ -88,6 +88,8 @@ class Measured:
     """Metrics of a split; `measured["rmse"]` is one of the values.
 
     values: by name; cases: number of events; intervals: ends of the 95 % interval of each metric, over users.
+    groups: of a metric that is a mean, the sums of its values and the numbers of cases of each group of
+    users, float64 [2, GROUPS], for `paired_interval`.
     parts: KNOWN and NEW to the metrics of these cases alone, if there are both; segments: name to value to
     the metrics of its cases, see --by. new_users, new_items: shares of the cases whose user, or item, has no
     training event. lists: of a ranking, the spread of the lists of TOP items. missed: of a ranking, number of
@@ -97,6 +99,7 @@ class Measured:
     values: Metrics
     cases: int = 0
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    groups: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False, repr=False)
     parts: Mapping[str, Measured] = field(default_factory=dict)
     segments: Mapping[str, Mapping[str, Measured]] = field(default_factory=dict)
     new_users: float = 0.0
@@ -239,14 +242,44 @@ def _means(
     means = {name: total / number for name, total in zip(names, totals, strict=True)}
     if users is None:
         return Measured(means, number)
+    samples = _sampled_means(groups, SAMPLES)
+    intervals = {name: _ends(samples[:, place]) for place, name in enumerate(names)}
+    of_names = {name: groups[:, [1 + place, 0]].T for place, name in enumerate(names)}
+    return Measured(means, number, intervals, of_names)
+
+
+def _sampled_means(groups: np.ndarray, number: int) -> np.ndarray:
+    """Return means of the cases of samples of the groups, float64 [samples, m].
+
+    groups: number of cases of each, and sums of their values, float64 [GROUPS, 1 + m].
+    """
     # Not BLAS: its sums depend on the number of threads and so on the number of ranks.
-    sums = np.einsum("sg,gm->sm", _draws(), groups)
+    sums = np.einsum("sg,gm->sm", _draws(number), groups)
     with np.errstate(invalid="ignore", divide="ignore"):
         samples = sums[:, 1:] / sums[:, :1]
     # A sample of a few users says nothing about others.
     if np.count_nonzero(groups[:, 0]) < LEAST_GROUPS:
         samples[:] = np.nan
-    return Measured(means, number, {name: _ends(samples[:, place]) for place, name in enumerate(names)})
+    return samples
+
+
+def paired_interval(name: str, new: np.ndarray, old: np.ndarray) -> tuple[float, float]:
+    """Return the 95 % interval of how much better one model is than another on the same cases.
+
+    By a bootstrap over users that draws the same users for both. NaN for fewer groups of users than
+    LEAST_GROUPS.
+
+    name: of the metric; new, old: `Measured.groups` of the metric, float [2, GROUPS].
+
+    Raises:
+        ValueError: for groups of other cases.
+    """
+    if not np.array_equal(new[1], old[1]):
+        raise ValueError("paired_interval requires the same cases of both models.")
+    means = _sampled_means(np.stack([new[1], new[0], old[0]], axis=1), PAIRED_SAMPLES)
+    values = np.sqrt(means) if name == "rmse" else means
+    gains = values[:, 0] - values[:, 1]
+    return _ends(-gains if lower_is_better(name) else gains)
 
 
 def _with_auc(
@@ -290,15 +323,15 @@ def _group_of(users: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
-def _draws() -> np.ndarray:
+def _draws(number: int) -> np.ndarray:
     """Number of times that each sample contains each group, float64 [samples, groups]."""
-    return np.random.default_rng(0).poisson(1.0, (SAMPLES, GROUPS)).astype(np.float64)
+    return np.random.default_rng(0).poisson(1.0, (number, GROUPS)).astype(np.float64)
 
 
 def _ends(samples: np.ndarray) -> tuple[float, float]:
     """95 % interval of the finite samples; NaN if fewer than half are finite."""
     known = samples[np.isfinite(samples)]
-    if len(known) < SAMPLES // 2:
+    if len(known) < len(samples) // 2:
         return math.nan, math.nan
     low, high = np.percentile(known, [2.5, 97.5])
     return float(low), float(high)

@@ -213,29 +213,64 @@ def report(value: float | None, metric: str) -> dict[str, Any]:
     return {**content, "data": {"num_test": 7}, "baselines": baselines}
 
 
+def groups(metric: str, value: float, users: int = 200, spread: float = 0.0) -> dict[str, Any]:
+    """Return the groups.json of a model with this value, which changes by chance for each user."""
+    # Users differ much more than the models do.
+    means = (value**2 if metric == "rmse" else value) * np.linspace(0.5, 1.5, users)
+    means += spread * np.random.default_rng(0).normal(size=users)
+    of_users = [np.pad(each, (0, 512 - users)).tolist() for each in (means * 5, np.full(users, 5.0))]
+    return {"test": of_users, "segments": {"country": {"de": of_users}}}
+
+
 @pytest.mark.parametrize(
     ("new", "old", "margin", "metric", "is_better"),
     [
         (0.8, 0.9, 0.0, "rmse", True),
+        # Each user is a little better off, by far less than users differ.
+        (0.899, 0.9, 0.0, "rmse", True),
         (0.9, 0.9, 0.0, "rmse", False),
         (0.89, 0.9, 0.02, "rmse", False),
         (0.2, 0.1, 0.05, "ndcg", True),
         (0.1, 0.2, 0.0, "ndcg", False),
         (0.95, 0.9, -0.1, "rmse", True),
+        (0.95, 0.9, -0.01, "rmse", False),
         (None, 0.9, 0.0, "rmse", False),
         (0.9, None, 0.0, "rmse", True),
         # Better than the old one, and worse than the mean, or popularity.
         (0.98, 1.2, 0.0, "rmse", False),
+        (0.98, 1.2, -1.0, "rmse", False),
         (0.04, 0.01, 0.0, "ndcg", False),
     ],
 )
-def test_better_is_better_by_more_than_the_margin(
+def test_a_model_is_better_if_the_interval_of_the_difference_is_above_the_margin(
     new: float | None, old: float | None, margin: float, metric: str, is_better: bool
 ) -> None:
-    verdict = compare(report(new, metric), report(old, metric), margin)
+    both = [groups(metric, value or 1.0) for value in (new, old)]
+    verdict = compare(report(new, metric), report(old, metric), both, margin)
     assert verdict["is_better"] == is_better
     simple = {0.98: "the new one is worse than global mean, 0.97", 0.04: "is worse than popularity, 0.05"}
     assert simple.get(new or 0.0, "test ") in verdict["reason"]
+    if None not in (new, old):
+        assert verdict["interval"][0] <= verdict["gain"] <= verdict["interval"][1]
+        assert [*verdict["worse"]] == (["country de"] if verdict["interval"][1] < 0 else [])
+
+
+@pytest.mark.parametrize(
+    ("users", "spread", "is_better", "words"),
+    [
+        (200, 0.01, True, "95 % interval 0.00"),
+        # The same gain, by chance: of some users it is much more, and of others a loss.
+        (200, 0.2, False, "not above the margin of 0"),
+        (19, 0.0, False, "of fewer than 20 users, too few to compare"),
+    ],
+)
+def test_a_gain_that_chance_explains_promotes_nothing(
+    users: int, spread: float, is_better: bool, words: str
+) -> None:
+    both = groups("ndcg", 0.21, users, spread), groups("ndcg", 0.2, users)
+    verdict = compare(report(0.21, "ndcg"), report(0.2, "ndcg"), both, 0.0)
+    assert verdict["is_better"] == is_better
+    assert words in verdict["reason"]
 
 
 def test_models_that_cannot_be_compared_are_refused_before_the_training(tmp_path: Path) -> None:

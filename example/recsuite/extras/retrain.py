@@ -30,6 +30,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from recsuite.checkpoint.folder import set_link
 from recsuite.checkpoint.recorded import DATA_FLAGS, NAME_FLAGS
 from recsuite.config.config import TRAINING, Config, alone_modes
@@ -37,7 +39,7 @@ from recsuite.config.fitting import with_preset
 from recsuite.config.parser import parse_given
 from recsuite.errors import UserError, markdown_table
 from recsuite.files import explained, held, resolved
-from recsuite.metrics import lower_is_better
+from recsuite.metrics import LEAST_GROUPS, lower_is_better, paired_interval
 from recsuite.places import ObjectPath, folder_at, write_whole
 from recsuite.runtime.console import say
 from recsuite.runtime.host import die_with_parent
@@ -48,6 +50,7 @@ from recsuite.tools.script import exit_status, run_script
 PROMOTED, VERDICT, LOCK, NEWEST = "promoted", "verdict.json", ".retrain.lock", ".retrain.newest"
 # The simplest prediction of each kind of metric; a model that is worse has learned from bad data.
 SIMPLEST = ("popularity", "global mean", "share of yes")
+MARGIN_HELP = "how much better the new one must be, within 95 %%; below 0, how much worse it may be: 0"
 # Of a clone; an installed library has no scripts.
 SCRIPTS_FOLDER = Path(__file__).resolve().parents[2]
 # Distance beyond the expected one, and share of new values, from which on a line is a warning.
@@ -74,7 +77,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="./run.sh retrain", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--save_dir", type=folder_at, default=Path("models"), help="folder of runs: models")
-    parser.add_argument("--margin", type=float, default=0.0, help="by how much the new one must be better: 0")
+    parser.add_argument("--margin", type=float, default=0.0, help=MARGIN_HELP)
     parser.add_argument("--keep_runs", type=int, default=4, help="runs to keep beside the promoted one: 4")
     parser.add_argument("--warm", action="store_true", help="begin with the rows of the promoted model")
     help_text = "compare with, and begin with, a model whose source has changed since"
@@ -192,6 +195,7 @@ def finish(flags: argparse.Namespace, script: str, run: Path, promoted: Path | N
     else:
         data = data_words(new["config"])
         test = ["--load", str(promoted), "--other_data", *data, *accepting(flags)]
+        test.append(f"--by={new['config'].get('by', '')}")
         status = launch(flags, script, [*test, "--report_dir", str(run / "before")])
         check_newest(run)
         if status:
@@ -201,7 +205,10 @@ def finish(flags: argparse.Namespace, script: str, run: Path, promoted: Path | N
         if new["test_digest"] != old["test_digest"]:
             say(f"the data changed during the training, call retrain again: {described(promoted)}")
             return 1
-        verdict = compare(new, old, flags.margin)
+        groups = [json.loads((run / part / "groups.json").read_text()) for part in ("report", "before")]
+        verdict = compare(new, old, groups, flags.margin)
+        for segment, (low, high) in verdict.get("worse", {}).items():
+            say(f"warning: the new one is worse for {segment}: better by {low:.4f} to {high:.4f} (95 %)")
     write_whole(run / VERDICT, json.dumps(verdict, indent=1).encode())
     # Again: another one may have removed a run that had no verdict.
     check_newest(run)
@@ -236,26 +243,55 @@ def drift_lines(drift: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [*lines, warning] if far else lines
 
 
-def compare(new: dict[str, Any], old: dict[str, Any], margin: float) -> dict[str, Any]:
+def compare(
+    new: dict[str, Any], old: dict[str, Any], groups: Sequence[dict[str, Any]], margin: float
+) -> dict[str, Any]:
     """Return whether a new model is better than an old one on the same events, and why.
 
-    new, old: the reports of a training and of a load; margin: by how much it must be better; one below 0 also
-    accepts a model that is worse than the simplest prediction.
+    It is if the 95 % interval of the difference on the same users is above the margin, and no simplest
+    prediction is better.
+
+    new, old: the reports of a training and of a load; groups: the groups.json of both; margin: in the unit of
+    the metric; below 0 it is how much worse the new one may be.
     """
     name = new["main_metric"]
     values = now, before = new["test"][name], old["test"][name]
     label = new["metrics"][name]
     shown = " and ".join("undefined" if value is None else f"{value:.4f}" for value in values)
     reason = f"test {label} {shown}, new and promoted, on the same {new['data']['num_test']:,} newest events"
-    gain = None if None in values else (before - now if lower_is_better(name) else now - before)
-    if margin:
-        reason += f", with a margin of {margin:g}"
-    is_better = now is not None and (gain is None or gain > margin)
-    for simple in SIMPLEST if margin >= 0 else ():
+    verdict = {"metric": name, "new": now, "promoted": before, "margin": margin}
+    is_better = now is not None
+    if None not in values:
+        low, high = (float(end) for end in interval(name, *(each["test"] for each in groups)))
+        is_better = low > margin
+        if math.isfinite(low):
+            gain = before - now if lower_is_better(name) else now - before
+            verdict |= {"gain": gain, "interval": [low, high], "worse": worse_segments(name, groups)}
+            reason += f"; better by {gain:.4f}, 95 % interval {low:.4f} to {high:.4f}"
+            reason += "" if is_better else f", not above the margin of {margin:g}"
+        else:
+            reason += f"; they are of fewer than {LEAST_GROUPS} users, too few to compare"
+    for simple in SIMPLEST:
         least = new["baselines"].get(simple, {}).get(name)
         if None not in (now, least) and (now > least if lower_is_better(name) else now < least):
             is_better, reason = False, f"{reason}; the new one is worse than {simple}, {least:.4f}"
-    return {"is_better": is_better, "reason": reason, "metric": name, "new": now, "promoted": before}
+    return {"is_better": is_better, "reason": reason, **verdict}
+
+
+def interval(name: str, new: Sequence[Any], old: Sequence[Any]) -> tuple[float, float]:
+    """Return `paired_interval` of groups from a groups.json of both models."""
+    return paired_interval(name, np.array(new), np.array(old))
+
+
+def worse_segments(name: str, groups: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
+    """Return the segments of --by in which the new model is worse, with the interval of the difference."""
+    new, old = (each["segments"] for each in groups)
+    both = {
+        f"{feature} {value}": interval(name, of_new, old[feature][value])
+        for feature, values in new.items()
+        for value, of_new in values.items()
+    }
+    return {segment: ends for segment, ends in both.items() if ends[1] < 0}
 
 
 def launch(flags: argparse.Namespace, script: str, words: Sequence[str]) -> int:

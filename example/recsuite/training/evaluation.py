@@ -223,6 +223,7 @@ class PredictionEvaluator(Evaluator):
         else:
             measured = measure(first, its_labels, liked, calibration, users)
         metrics, intervals = dict(measured.values), dict(measured.intervals)
+        groups = dict(measured.groups)
         if labels.ndim == 2:
             self._add_more(metrics, intervals, predictions, labels, users)
         for name, metric in model.module.metrics.items():
@@ -230,9 +231,10 @@ class PredictionEvaluator(Evaluator):
             if value.ndim:
                 raise ValueError(f"The metric {name} must return one number, got the shape {[*value.shape]}.")
             metrics[name] = float(value)
-            # Intervals of a metric that a user's metric replaces.
+            # Those of a metric that a user's metric replaces.
             intervals.pop(name, None)
-        return replace(measured, values=metrics, intervals=intervals)
+            groups.pop(name, None)
+        return replace(measured, values=metrics, intervals=intervals, groups=groups)
 
     def _add_more(
         self,

@@ -1,4 +1,7 @@
-"""Report of a training in --report_dir: metrics.json, and test.json of a checkpoint. Computes no metric."""
+"""Report of a training in --report_dir: metrics.json, and test.json of a checkpoint. Computes no metric.
+
+Beside either lies groups.json, the test metric of each group of users, by which two models are compared.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ from recsuite.runtime.host import installed_versions
 from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Epoch, Run, TrainedWindow
 from recsuite.training.results import PAST_BIASES
+
+GROUPS_FILE = "groups.json"
 
 
 def make_report_dir(folder: Path) -> None:
@@ -47,6 +52,7 @@ def write_report(
     advice = "give another --report_dir; the training itself ended well"
     with explained(f"Cannot write the report to {folder}", advice):
         report = {**_report(run, config, context), "time": seconds}
+        _write_groups(folder, run.test, report["main_metric"])
         write_whole(folder / "metrics.json", json.dumps(report, indent=1, allow_nan=False).encode())
 
 
@@ -66,7 +72,20 @@ def write_test(folder: Path, test: Measured, columns: Columns, config: Config) -
     }
     with explained(f"Cannot write the report to {folder}", "give another --report_dir"):
         folder.mkdir(parents=True, exist_ok=True)
+        _write_groups(folder, test, report["main_metric"])
         write_whole(folder / "test.json", json.dumps(report, indent=1, allow_nan=False).encode())
+
+
+def _write_groups(folder: Path, test: Measured, metric: str) -> None:
+    """Write `Measured.groups` of a metric of the test and of its segments; nothing without them."""
+    if metric not in test.groups:
+        return
+    segments = {
+        name: {value: segment.groups[metric].tolist() for value, segment in segments.items()}
+        for name, segments in test.segments.items()
+    }
+    content = {"test": test.groups[metric].tolist(), "segments": segments}
+    write_whole(folder / GROUPS_FILE, json.dumps(content, allow_nan=False).encode())
 
 
 def _measured(test: Measured) -> dict[str, Any]:
