@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from recsuite.config.sections import ModelConfig
@@ -128,6 +129,34 @@ def test_segments_of_runs_stand_side_by_side(tmp_path: Path, capsys: pytest.Capt
     assert rows[3][5:] == []
 
 
+def test_two_models_on_the_same_later_events_are_compared_on_the_same_users(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Users differ much more than the models do: each user has errors that are smaller by 0.01.
+    of_users = np.linspace(0.5, 1.1, 300)
+    for run, gain in (("a", 0.0), ("b", 0.01)):
+        report = {key: REPORT[key] for key in REPORT if key not in ("epochs", "test_epoch", "time")}
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "test.json").write_text(json.dumps({**report, "test": {"rmse": 0.82 - gain}}))
+        write_groups(tmp_path / run, 4 * np.square(of_users - gain), np.full(300, 4.0))
+    # Of other cases, and without any.
+    write_groups(write_run(tmp_path / "c", **validated(None)), np.full(301, 4.0), np.full(301, 4.0))
+    write_run(tmp_path / "d", **validated(None))
+    (_, _, _, heading, _, *rows) = shown(capsys, tmp_path)
+    assert heading[4:] == ["better than a (95 %)", "seconds"]
+    assert [row[:1] + row[2:3] + row[4:] for row in rows[:4]] == [
+        ["a", "0.8200", "-", "-"],
+        ["b", "0.8100", "0.0097 to 0.0098", "-"],
+        ["c", "0.8123", "-", "9.0"],
+        ["d", "0.8123", "-", "9.0"],
+    ]
+
+
+def write_groups(folder: Path, sums: np.ndarray, cases: np.ndarray) -> None:
+    padded = [np.pad(values, (0, 512 - len(values))).tolist() for values in (sums, cases)]
+    (folder / "groups.json").write_text(json.dumps({"test": padded, "segments": {}}))
+
+
 def test_a_run_that_is_named_twice_is_one_run(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "runs" / "a")
     (tmp_path / "link").symlink_to(folder)
@@ -173,7 +202,7 @@ def test_folders_without_a_run_give_one_message_and_status_2(tmp_path: Path) -> 
     result = python("-m", "recsuite.extras.reports.compare", tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (
-        f"report: {tmp_path} holds no metrics.json; "
+        f"report: {tmp_path} holds no metrics.json or test.json; "
         "give --report_dir folders of runs, or folders that contain them.\n"
     )
 

@@ -1,4 +1,7 @@
-"""Comparison of runs on the same test, by their metrics.json, for `./run.sh report`."""
+"""Comparison of runs on the same test, by their reports, for `./run.sh report`.
+
+A report is the metrics.json of a training, or the test.json of a checkpoint that was tested later.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from recsuite.errors import LINES, UserError, escaped, format_metric, markdown_table, printable
 from recsuite.files import reason_of
-from recsuite.metrics import lower_is_better
+from recsuite.metrics import lower_is_better, paired_interval
 from recsuite.places import folder_at
 from recsuite.runtime.console import end_when_pipe_closes
 from recsuite.runtime.host import check_limits
 
+REPORTS = ("metrics.json", "test.json")
 # Flags of outputs, which do not make models differ.
 REPORTED = ("report_dir", "save_dir", "by", "cutoffs")
 
@@ -27,17 +33,20 @@ class RunReport:
     """Run with its main metric; None is an undefined value.
 
     title: of the table of its test; test_of: a key that is equal for all runs on the same test; interval: the
-    95 % interval of the test; segments: name to value to (events, metric), see --by; order: by which runs are
+    95 % interval of the test; groups: the test of each group of users, float64 [2, groups], None if it was
+    not written; segments: name to value to (events, metric), see --by; order: by which runs are
     sorted, the best one first.
     """
 
     name: str
     title: str
     test_of: str
+    metric: str
     label: str
     validation: float | None
     test: float | None
     interval: Sequence[float]
+    groups: np.ndarray | None
     baselines: dict[str, float | None]
     seconds: float
     flags: dict[str, str]
@@ -53,9 +62,9 @@ def find_runs(folders: Sequence[Path]) -> list[RunReport]:
     """
     files: dict[Path, None] = {}
     for folder in folders:
-        reports = sorted(folder.rglob("metrics.json"))
+        reports = sorted(path for name in REPORTS for path in folder.rglob(name))
         if not reports:
-            what = "holds no metrics.json" if folder.is_dir() else "is not a folder"
+            what = f"holds no {' or '.join(REPORTS)}" if folder.is_dir() else "is not a folder"
             raise UserError(
                 f"{folder} {what}; give --report_dir folders of runs, or folders that contain them."
             )
@@ -66,13 +75,15 @@ def find_runs(folders: Sequence[Path]) -> list[RunReport]:
 
 
 def read_report(path: Path, name: str) -> RunReport:
-    """Read one metrics.json.
+    """Read one metrics.json or test.json, and the groups.json beside it.
 
     Raises:
-        UserError: when it cannot be read, or is not what a training writes.
+        UserError: when it cannot be read, or is not what a training or a test writes.
     """
+    groups = path.with_name("groups.json")
     try:
-        return _of_report(printable(name), json.loads(path.read_bytes()))
+        of_groups = np.array(json.loads(groups.read_bytes())["test"]) if groups.exists() else None
+        return _of_report(printable(name), json.loads(path.read_bytes()), of_groups, path.name == REPORTS[0])
     except OSError as error:
         raise UserError(f"Cannot read {path}: {reason_of(error)}. Fix: leave its run out.") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -82,7 +93,9 @@ def read_report(path: Path, name: str) -> RunReport:
         ) from error
 
 
-def _of_report(name: str, report: dict[str, Any]) -> RunReport:
+def _of_report(name: str, report: dict[str, Any], groups: np.ndarray | None, has_trained: bool) -> RunReport:
+    if not has_trained:
+        report = {**report, "epochs": [], "test_epoch": 0, "time": {}}
     metric, config, data = report["main_metric"], report["config"], report["data"]
 
     def value_in(metrics: dict[str, Any]) -> float | None:
@@ -101,10 +114,12 @@ def _of_report(name: str, report: dict[str, Any]) -> RunReport:
         f"{printable(Path(data['source']).name)}, {test}",
         # Baselines depend only on the data and the split, so they reveal other events under the same name.
         json.dumps([about, report["baselines"], test, metric], sort_keys=True),
+        metric,
         report["metrics"][metric],
         validation,
         value_in(report["test"]),
         [float(end) for end in report.get("intervals", {}).get("test", {}).get(metric, ())],
+        groups,
         {printable(name): value_in(values) for name, values in report["baselines"].items()},
         sum(report["time"].values()),
         {name: printable(value) for name, value in config.items() if name not in REPORTED},
@@ -119,23 +134,39 @@ def _of_report(name: str, report: dict[str, Any]) -> RunReport:
 
 
 def compare(runs: Sequence[RunReport]) -> str:
-    """Return a table of runs on the same test, with the flags that differ and the baselines."""
+    """Return a table of runs on the same test, with the flags that differ and the baselines.
+
+    Runs are compared with the first one on the same users, see `paired_interval`.
+    """
     runs = sorted(runs, key=lambda run: run.order)
     names = dict.fromkeys(name for run in runs for name in run.flags)
     differ = [name for name in names if len({run.flags.get(name) for run in runs}) > 1]
     label = runs[0].label
-    rows = [["run", f"validation {label}", f"test {label}", "95 % interval", "seconds"]]
+    gains = _gains(runs)
+    rows = [["run", f"validation {label}", f"test {label}", "95 % interval", *gains, "seconds"]]
     rows[0] += [f"--{name}" for name in differ]
-    for run in runs:
+    for place, run in enumerate(runs):
         interval = " to ".join(map(format_metric, run.interval)) or "-"
         metrics = format_metric(run.validation), format_metric(run.test)
-        row = [run.name, *metrics, interval, f"{run.seconds:.1f}"]
+        seconds = f"{run.seconds:.1f}" if run.seconds else "-"
+        row = [run.name, *metrics, interval, *(of_runs[place] for of_runs in gains.values()), seconds]
         rows.append(row + [run.flags.get(name, "-") for name in differ])
     for name, value in runs[0].baselines.items():
-        rows.append([name, "-", format_metric(value), "-", "-", *["-"] * len(differ)])
+        rows.append([name, "-", format_metric(value), *["-"] * (len(rows[0]) - 3)])
     segments = dict.fromkeys(name for run in runs for name in run.segments)
     tables = map(markdown_table, [rows, *(_segments_table(runs, name) for name in segments)])
     return "\n\n".join([f"{result_of(runs[0])} ({runs[0].name})\n{runs[0].title}", *tables])
+
+
+def _gains(runs: Sequence[RunReport]) -> dict[str, list[str]]:
+    """Return the title of a column to how much better each run is than the first; none if no run is."""
+    first, cells = runs[0], ["-"] * len(runs)
+    for place, run in enumerate(runs[1:], 1):
+        has_groups = first.groups is not None and run.groups is not None
+        if has_groups and np.array_equal(first.groups[1], run.groups[1]):
+            low, high = paired_interval(run.metric, run.groups, first.groups)
+            cells[place] = f"{low:.4f} to {high:.4f}"
+    return {f"better than {first.name} (95 %)": cells} if {*cells} > {"-"} else {}
 
 
 def _segments_table(runs: Sequence[RunReport], name: str) -> list[list[str]]:

@@ -62,14 +62,7 @@ def write_test(folder: Path, test: Measured, columns: Columns, config: Config) -
     Raises:
         UserError: when the folder cannot be written.
     """
-    from recsuite.models.tasks import TASKS
-
-    report = {
-        "config": config.flags,
-        "test_digest": columns.digest_of_test(),
-        "main_metric": TASKS[config.model.task].main_metric,
-        **_measured(test),
-    }
+    report = _tested(test, columns, config)
     with explained(f"Cannot write the report to {folder}", "give another --report_dir"):
         folder.mkdir(parents=True, exist_ok=True)
         _write_groups(folder, test, report["main_metric"])
@@ -88,13 +81,39 @@ def _write_groups(folder: Path, test: Measured, metric: str) -> None:
     write_whole(folder / GROUPS_FILE, json.dumps(content, allow_nan=False).encode())
 
 
-def _measured(test: Measured) -> dict[str, Any]:
-    """Return the test metrics with those of its segments and, of a ranking, of its lists."""
+def _tested(test: Measured, columns: Columns, config: Config) -> dict[str, Any]:
+    """Return the test metrics with those of its parts, the baselines, and what the test is of."""
+    # Imported here: a task imports torch, which is slow, and the report's folder is checked before.
+    from recsuite.models.tasks import TASKS
+
+    task, schema = TASKS[config.model.task], columns.schema
     lists = {"coverage": test.lists.coverage, **dataclasses.asdict(test.lists)} if test.lists else {}
     if test.missed:
         lists["missed"] = test.missed
     return {
+        "config": config.flags,
+        "data": {
+            "source": columns.source,
+            "num_train": columns.num_train,
+            "num_validation": columns.num_validation,
+            "num_test": columns.num_test,
+            "num_users": columns.num_users,
+            f"num_{schema.items}": columns.num_items,
+            "tables": {table.name: table.rows for table in columns.tables if table.rows},
+            "notes": columns.notes,
+        },
+        "test_digest": columns.digest_of_test(),
+        # Display names of the events and the metrics, for a table that imports no task.
+        "events": schema.labels,
+        "metrics": task.labels_for(test.values),
+        "main_metric": task.main_metric,
+        "baselines": {name: finite(metrics) for name, metrics in columns.baselines[task.evaluation].items()},
         "test": finite(test.values),
+        "intervals": {"test": _intervals(test)},
+        "test_parts": {
+            part.strip("/"): {"cases": measured.cases, **finite(measured.values)}
+            for part, measured in test.parts.items()
+        },
         "lists": lists,
         "segments": {
             name: {
@@ -107,44 +126,20 @@ def _measured(test: Measured) -> dict[str, Any]:
 
 
 def _report(run: Run, config: Config, context: RuntimeContext) -> dict[str, Any]:
-    # Imported here: a task imports torch, which is slow, and the report's folder is checked before.
-    from recsuite.models.tasks import TASKS
-
-    columns, task, passes = run.columns, TASKS[config.model.task], [*map(epoch_report, run.epochs)]
+    columns, passes = run.columns, [*map(epoch_report, run.epochs)]
+    tested = _tested(run.test, columns, config)
+    tested["intervals"]["validation"] = _intervals(run.validation)
+    if run.biases:
+        tested["baselines"][PAST_BIASES] = finite(run.biases)
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "config": config.flags,
         "versions": installed_versions(),
         "world_size": context.world_size,
         "device": context.device.type,
         "threads_per_rank": context.num_threads,
-        "data": {
-            "source": columns.source,
-            "num_train": columns.num_train,
-            "num_validation": columns.num_validation,
-            "num_test": columns.num_test,
-            "num_users": columns.num_users,
-            f"num_{columns.schema.items}": columns.num_items,
-            "tables": {table.name: table.rows for table in columns.tables if table.rows},
-            "notes": columns.notes,
-        },
-        "test_digest": columns.digest_of_test(),
+        **tested,
         "drift": drift_of(columns) if config.data.split == "time" and not run.is_stream else {},
         "plan": run.plan.splitlines(),
-        # Display names of the events and the metrics, for a table that imports no task.
-        "events": columns.schema.labels,
-        "metrics": task.labels_for(run.test.values),
-        "main_metric": task.main_metric,
-        "baselines": {
-            **{name: finite(metrics) for name, metrics in columns.baselines[task.evaluation].items()},
-            **({PAST_BIASES: finite(run.biases)} if run.biases else {}),
-        },
-        **_measured(run.test),
-        "intervals": {"test": _intervals(run.test), "validation": _intervals(run.validation)},
-        "test_parts": {
-            part.strip("/"): {"cases": measured.cases, **finite(measured.values)}
-            for part, measured in run.test.parts.items()
-        },
         "test_epoch": run.test_epoch,
         "stopped_early": run.stopped_early,
         "initial_rows_seconds": run.initial_rows_seconds,
