@@ -16,6 +16,7 @@ from recsuite.hooks import INITIAL_ROWS
 
 # Storage of tables in the host's memory, which a GPU reads.
 UVM, UVM_CACHING = "uvm", "uvm_caching"
+NO_SPLIT = "none"
 OFFICIAL_SPLITS = ("u1", "u2", "u3", "u4", "u5", "ua", "ub")
 # Named here too: the configuration is a lower layer than the data sets, and must not import them.
 DATASETS = (
@@ -77,8 +78,9 @@ class DataConfig(Section):
     split: str = flag(
         "time",
         "Test ratings: the newest (time), a random sample (random), the newest of each user (leave_one_out), "
-        "files of your own tables with test in their names (files), or an official split of ml-100k.",
-        choices=("time", "random", "leave_one_out", "files", *OFFICIAL_SPLITS),
+        "files of your own tables with test in their names (files), or an official split of ml-100k. With none all "
+        "ratings are for training, and there is no test.",
+        choices=("time", "random", "leave_one_out", "files", NO_SPLIT, *OFFICIAL_SPLITS),
     )
     order: str = flag(
         "time",

@@ -515,7 +515,7 @@ def report_test(
     """
     from recsuite.training.evaluation import make_evaluator
     from recsuite.training.progress import describe_step
-    from recsuite.training.results import print_results
+    from recsuite.training.results import describe_no_test, print_results
     from recsuite.training.steps import BatchFeed
     from recsuite.training.stream import report_rest_of_stream
 
@@ -523,6 +523,9 @@ def report_test(
     evaluator = make_evaluator(feed, data.columns, config, context)
     if config.stream.stream:
         report_rest_of_stream(evaluator, model.model, progress, data.columns, context)
+        return
+    if not data.columns.num_test:
+        context.say(describe_no_test(data.columns))
         return
     test = evaluator.test(model.model, progress.epoch)
     print_results(describe_step(progress), test, data.columns, config, context)

@@ -430,8 +430,10 @@ class Training:
                 with self.phase("evaluation"):
                     self.initial = self.evaluator.validate(self.train_state.model, 0)
             # Only now: no choice may depend on the test.
-            with self.phase("evaluation"):
-                test = self.evaluator.test(self.train_state.model, best.epoch)
+            test = Measured(self.task.no_metrics())
+            if self.columns.num_test:
+                with self.phase("evaluation"):
+                    test = self.evaluator.test(self.train_state.model, best.epoch)
             run = Run(
                 self.columns,
                 self.plan,

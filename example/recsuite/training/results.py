@@ -45,6 +45,9 @@ def report_run(run: Run, seconds: dict[str, float], config: Config, context: Run
         return
     if not run.epochs:
         context.say(describe_no_epochs_left(run, config.training))
+    if not run.columns.num_test:
+        context.say(describe_no_test(run.columns))
+        return
     when = f"epoch {run.test_epoch}" if run.test_epoch else "initial rows"
     print_results(when, run.test, run.columns, config, context, run.validation)
 
@@ -94,6 +97,11 @@ def print_stream_results(run: Run, config: ModelConfig, context: RuntimeContext)
     context.say(f"trained on {counted(number, 'window')} of the stream{skipped}")
     name = f"predicted before training, {counted(number, 'window')}"
     context.say(results_table(run.columns, task, name, run.test, "stream", biases=run.biases), tagged=False)
+
+
+def describe_no_test(columns: Columns) -> str:
+    """Return one line on a model of all events."""
+    return f"no test: with --split none all {columns.num_train:,} {columns.schema.labels} are for training"
 
 
 def describe_no_epochs_left(result: Run, config: TrainingConfig) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from recsuite.config.sections import DataConfig
+from recsuite.config.sections import NO_SPLIT, DataConfig
 from recsuite.datasets.arrays import (
     FeatureArrays,
     chunks,
@@ -188,7 +188,8 @@ def _write_columns(
     else:
         order, sizes, notes = _order_of(stream)
     stored = _write_events(folder, raw, order, _done(reached, "events"))
-    oracle = oracle_of(raw, order, sizes[2], config.split) if stream is None else None
+    has_test = stream is None and config.split != NO_SPLIT
+    oracle = oracle_of(raw, order, sizes[2], config.split) if has_test else None
     num_train = sizes[0]
     written, own = _write_features(folder, raw, stored, order, num_train, schema, stream, shared)
     num_head = min(num_train, HEAD) if stream else num_train

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from recsuite.config.sections import DataConfig
+from recsuite.config.sections import NO_SPLIT, DataConfig
 from recsuite.datasets.arrays import (
     MOST,
     chunks,
@@ -207,7 +207,9 @@ def split(
     # Stable, so that events of one second keep the order of the file on every machine.
     by_time = sorted_places(raw.events.time)
     is_test, notes = _choose_test(raw, schema, by_time, config, seed)
-    if raw.official_validation is None:
+    if config.split == NO_SPLIT:
+        is_validation = np.zeros_like(is_test)
+    elif raw.official_validation is None:
         is_validation = _choose_validation(raw.events, by_time, is_test, config, seed)
     else:
         is_validation = gather(raw.official_validation, by_time, np.zeros_like(is_test))
@@ -217,7 +219,7 @@ def split(
     is_train = ~(is_test | is_validation)
     parts = is_train, is_validation, is_test
     num_train, num_validation, num_test = (int(np.count_nonzero(part)) for part in parts)
-    if (num_train == 0 or num_test == 0) and not is_part:
+    if (num_train == 0 or (num_test == 0 and config.split != NO_SPLIT)) and not is_part:
         raise UserError(
             f"--split {config.split} of {number} {schema.labels} with --test_fraction "
             f"{config.test_fraction} and --validation_fraction {config.validation_fraction} leaves "
@@ -254,6 +256,8 @@ def _choose_test(
     """Mark the events of the test, bool [events], in the order of time. Also returns notes."""
     number = len(raw.events.user)
     is_test = np.zeros(number, bool)
+    if config.split == NO_SPLIT:
+        return is_test, []
     if raw.official_test is not None:
         return gather(raw.official_test, by_time, is_test), []
     if config.split == "leave_one_out":
