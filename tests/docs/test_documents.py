@@ -47,7 +47,17 @@ OTHER_FLAGS = [
         "--format",
         "--label",
     ),
-    *("--candidates", "--planted", "--model", "--users", "--pairs", "--margin", "--keep_runs", "--warm"),
+    *(
+        "--candidates",
+        "--planted",
+        "--model",
+        "--users",
+        "--pairs",
+        "--margin",
+        "--keep_runs",
+        "--warm",
+        "--no_final_fit",
+    ),
     *("--ntasks-per-node", "--url", "--allowed_hosts"),
     # Of prepare.py.
     *("--address", "--duplicates", "--test_fraction", "--validation_fraction"),

@@ -21,6 +21,7 @@ from recsuite.checkpoint.folder import set_link
 from recsuite.config.config import Config
 from recsuite.errors import UserError
 from recsuite.extras.retrain import (
+    FINAL,
     PROMOTED,
     VERDICT,
     begin,
@@ -51,7 +52,10 @@ def weeks(first: Path, tmp_path: Path) -> Path:
 
 
 def promoted(weeks: Path) -> str:
-    return (weeks / "models" / PROMOTED).resolve().name
+    """Name of the promoted run; its model is that of all events."""
+    model = (weeks / "models" / PROMOTED).resolve()
+    assert model.name == FINAL
+    return model.parent.name
 
 
 def test_a_better_model_is_promoted_and_followed(weeks: Path) -> None:
@@ -64,6 +68,10 @@ def test_a_better_model_is_promoted_and_followed(weeks: Path) -> None:
     assert verdict["new"] < verdict["promoted"]
     assert f"test RMSE {verdict['new']:.4f} and {verdict['promoted']:.4f}, new and promoted" in output
     assert "| newest events and training |" in output
+    # The model that is served has learned the events of the test too.
+    sizes = r"([\d,]+) stars for training, ([\d,]+) for validation, ([\d,]+) for the test \(--split"
+    tested, *_, all_events = re.findall(sizes, output)
+    assert int(all_events[0].replace(",", "")) == sum(int(size.replace(",", "")) for size in tested)
     # A training learns anew unless --warm is given.
     assert "began with" not in output
     assert follower.refresh()

@@ -19,7 +19,7 @@ import pytest
 from example import make_model
 from recsuite.errors import UserError
 from recsuite.extras import retrain as program
-from recsuite.extras.retrain import LOCK, PROMOTED, VERDICT, claimed, promoted_in
+from recsuite.extras.retrain import FINAL, LOCK, PROMOTED, VERDICT, claimed, promoted_in
 from recsuite.extras.stores.objects import FsspecPath
 from recsuite.extras.stores.urls import filesystem
 from recsuite.places import folder_at
@@ -63,7 +63,7 @@ def test_a_better_model_is_promoted_and_followed(models: FsspecPath, store: Stor
         in output
     )
     assert (models / PROMOTED).is_file()
-    assert (models / PROMOTED).resolve() == models / "run-000002"
+    assert (models / PROMOTED).resolve() == models / "run-000002" / FINAL
     # The link changes when all else is written.
     assert {"best", "latest", "report", "before"} <= {path.name for path in (models / "run-000002").iterdir()}
     changes = [
@@ -76,7 +76,7 @@ def test_a_better_model_is_promoted_and_followed(models: FsspecPath, store: Stor
     # What follows or reads the link gets the new run.
     data = ("--data_path", shop)
     output += succeeded(python(EXAMPLE, "--load", models / PROMOTED, *data, env=store.env))
-    assert f"loaded {models}/run-000002/step-" in output
+    assert f"loaded {models}/run-000002/{FINAL}/step-" in output
     score = ("--users", "all", "--k", 3, "--output", tmp_path / "best.parquet")
     command = (EXAMPLE.parent / "score.py", "--save_dir", models / PROMOTED, *data, *score)
     output += succeeded(python(*command, env=store.env))
@@ -93,6 +93,10 @@ def reports(
     """Write the reports of trainings and tests in their place. after: called with the name of each."""
 
     def launch(flags: Any, script: str, words: Any) -> int:
+        if "--report_dir" not in words:
+            # The training on all events.
+            assert {"--split=none", "--epochs=2", "--batch_size=64"} <= {*words}
+            return 0
         report = folder_at(words[[*words].index("--report_dir") + 1])
         is_test = "--other_data" in words
         name = "test.json" if is_test else "metrics.json"
@@ -102,8 +106,12 @@ def reports(
             "test": {"rmse": old if is_test else new},
         }
         data = {"data": {"num_test": 7}, "baselines": {}, "drift": {}, "test_digest": "the same"}
-        config = {"config": {"task": "rating", "test_fraction": 1.0}}
-        (report / name).put(json.dumps({**content, **data, **config}).encode())  # type: ignore[attr-defined]
+        config = {"config": {"task": "rating", "test_fraction": 1.0, "batch_size": 64}}
+        found = {**content, **data, **config, "events": "stars", "test_epoch": 2}
+        of_users = [[float(content["test"]["rmse"]) ** 2] * 512, [1.0] * 512]  # type: ignore[index]
+        groups = {"test": of_users, "segments": {}}
+        for file, written in (("groups.json", groups), (name, found)):
+            (report / file).put(json.dumps(written).encode())  # type: ignore[attr-defined]
         after(name)
         return 0
 
@@ -120,12 +128,12 @@ def test_a_worse_model_is_not_promoted_and_old_runs_are_removed_but_the_promoted
     (models / "run-000001" / "other.txt").put(b"of another program")
     reports(monkeypatch, new=0.9, old=1.0)
     assert call(shop, models) == 0
-    assert (models / PROMOTED).resolve() == models / "run-000002"
+    assert (models / PROMOTED).resolve() == models / "run-000002" / FINAL
     reports(monkeypatch, new=1.1, old=1.0)
     for _ in range(3):
         assert call(shop, models, "--keep_runs", 1) == 0
     assert f"did not promote {models}/run-000005: test RMSE 1.1000 and 1.0000" in capsys.readouterr().out
-    assert (models / PROMOTED).resolve() == models / "run-000002"
+    assert (models / PROMOTED).resolve() == models / "run-000002" / FINAL
     assert runs_in(models) == ["run-000001", "run-000002", "run-000005"]
     # Also the newest run, and its number is not used again.
     call(shop, models, "--keep_runs", 0)
@@ -155,10 +163,10 @@ def test_a_retrain_that_was_overtaken_promotes_nothing(
     sentence = f"at work in {models}, on run-000003, so run-000002 is not promoted; wait for it."
     with pytest.raises(UserError, match=sentence):
         call(shop, models)
-    assert (models / PROMOTED).resolve() == models / "run-000001"
+    assert (models / PROMOTED).resolve() == models / "run-000001" / FINAL
     assert runs_in(models) == ["run-000001", "run-000003"]
     call(shop, models)
-    assert (models / PROMOTED).resolve() == models / "run-000004"
+    assert (models / PROMOTED).resolve() == models / "run-000004" / FINAL
 
 
 def test_two_that_begin_at_the_same_time_get_runs_of_their_own(
@@ -252,5 +260,5 @@ def test_a_newer_retrain_beside_a_training_ends_the_older_one_with_a_sentence(
     assert "Traceback" not in said + errors
     assert f"removing {models}/run-000002, which was not finished" in output
     assert runs_in(models) == ["run-000001", "run-000003"]
-    assert (models / PROMOTED).resolve() == models / "run-000003"
+    assert (models / PROMOTED).resolve() == models / "run-000003" / FINAL
     ServedModel.open(f"{models}/{PROMOTED}", model=make_model)

@@ -347,16 +347,21 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def set_link(final: Path, name: str) -> None:
-    """Point the link LATEST or BEST at this folder, atomically and durably."""
-    if resolved(final.parent / name) == final.resolve():
+def set_link(final: Path, name: str, folder: Path | None = None) -> None:
+    """Point a link, such as LATEST or BEST, at this folder, atomically and durably.
+
+    folder: of the link, the parent of the other one or further up; None for its parent.
+    """
+    folder = folder or final.parent
+    if resolved(folder / name) == final.resolve():
         return
-    if isinstance(final, ObjectPath):
-        (final.parent / name).link_to(final.name)
+    target = str(final).removeprefix(f"{folder}/")
+    if isinstance(folder, ObjectPath):
+        (folder / name).link_to(target)
         return
     # Replaced by a rename: with unlink first, there would be a moment without a link.
-    link = final.parent / f".{name}-{os.getpid()}"
+    link = folder / f".{name}-{os.getpid()}"
     link.unlink(missing_ok=True)
-    link.symlink_to(final.name)
-    link.replace(final.parent / name)
-    flush(final.parent)
+    link.symlink_to(target)
+    link.replace(folder / name)
+    flush(folder)

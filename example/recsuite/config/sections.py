@@ -78,8 +78,8 @@ class DataConfig(Section):
     split: str = flag(
         "time",
         "Test ratings: the newest (time), a random sample (random), the newest of each user (leave_one_out), "
-        "files of your own tables with test in their names (files), or an official split of ml-100k. With none all "
-        "ratings are for training, and there is no test.",
+        "files of your own tables with test in their names (files), an official split of ml-100k, or none: "
+        "all ratings are for training.",
         choices=("time", "random", "leave_one_out", "files", NO_SPLIT, *OFFICIAL_SPLITS),
     )
     order: str = flag(

@@ -5,11 +5,14 @@
     models/
         promoted -> run-000001     what servers follow: a folder of checkpoints
         run-000001/                checkpoints of a training; report/, its metrics; verdict.json
+            final/                 checkpoints of the same training on all events, which the link names
         run-000002/
 
-Each call trains in a new run, and tests the promoted model on the same newest events. A training learns all
-events anew, or with --warm begins with the rows and the dense part of the promoted model. The link changes in
-one rename, after everything else is written; whatever fails or is killed before leaves it as it was.
+Each call trains in a new run, and tests the promoted run on the same newest events, which neither has
+learned. If the new one is better, a final training of as many epochs as its best one learns these too. A
+training learns its events anew, or with --warm begins with the rows and the dense part of the promoted run.
+The link changes in one rename, after everything else is written; whatever fails or is killed before leaves it
+as it was.
 
 In an object store the link is a small object. A store has no lock that ends with its process: the newest
 retrain owns the folder, and an earlier one that still runs promotes nothing.
@@ -37,7 +40,8 @@ from recsuite.checkpoint.recorded import DATA_FLAGS, NAME_FLAGS
 from recsuite.config.config import TRAINING, Config, alone_modes
 from recsuite.config.fitting import with_preset
 from recsuite.config.parser import parse_given
-from recsuite.errors import UserError, markdown_table
+from recsuite.config.sections import NO_SPLIT
+from recsuite.errors import UserError, counted, markdown_table
 from recsuite.files import explained, held, resolved
 from recsuite.metrics import LEAST_GROUPS, lower_is_better, paired_interval
 from recsuite.places import ObjectPath, folder_at, write_whole
@@ -47,7 +51,8 @@ from recsuite.runtime.process import launch_name
 from recsuite.tools.choose_script import SCRIPTS, fitting_command
 from recsuite.tools.script import exit_status, run_script
 
-PROMOTED, VERDICT, LOCK, NEWEST = "promoted", "verdict.json", ".retrain.lock", ".retrain.newest"
+PROMOTED, FINAL, VERDICT = "promoted", "final", "verdict.json"
+LOCK, NEWEST = ".retrain.lock", ".retrain.newest"
 # The simplest prediction of each kind of metric; a model that is worse has learned from bad data.
 SIMPLEST = ("popularity", "global mean", "share of yes")
 MARGIN_HELP = "how much better the new one must be, within 95 %%; below 0, how much worse it may be: 0"
@@ -79,6 +84,8 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--save_dir", type=folder_at, default=Path("models"), help="folder of runs: models")
     parser.add_argument("--margin", type=float, default=0.0, help=MARGIN_HELP)
     parser.add_argument("--keep_runs", type=int, default=4, help="runs to keep beside the promoted one: 4")
+    help_text = "promote a model as it was tested, without a training on all events"
+    parser.add_argument("--no_final_fit", action="store_true", help=help_text)
     parser.add_argument("--warm", action="store_true", help="begin with the rows of the promoted model")
     help_text = "compare with, and begin with, a model whose source has changed since"
     parser.add_argument("--accept_changed_model", action="store_true", help=help_text)
@@ -111,16 +118,17 @@ def retrain(flags: argparse.Namespace, others: list[str]) -> int:
                 script, words = "example.py", ["--task", task, *words]
         config = with_preset(*parse_given(words))
         check_comparable(config, promoted)
-        training = [*words, "--dump", "--save_dir", str(run), "--report_dir", str(run / "report")]
+        training = [*words, "--dump"]
         if promoted and flags.warm:
             training += ["--warm_start", str(promoted), *accepting(flags)]
-        status = launch(flags, script, training)
+        outputs = ["--save_dir", str(run), "--report_dir", str(run / "report")]
+        status = launch(flags, script, [*training, *outputs])
         with explained(f"Cannot finish {run}", "call retrain again"):
             check_newest(run)
             if status:
                 say(f"the training failed with status {status}: {described(promoted)}")
                 return status
-            return finish(flags, script, run, promoted)
+            return finish(flags, script, training, run, promoted)
 
 
 def begin(folder: Path, stack: contextlib.ExitStack) -> tuple[Path, int | None]:
@@ -185,13 +193,18 @@ def check_newest(run: Path) -> None:
         )
 
 
-def finish(flags: argparse.Namespace, script: str, run: Path, promoted: Path | None) -> int:
-    """Compare the model of a run with the promoted one, promote the better one, and remove old runs."""
+def finish(
+    flags: argparse.Namespace, script: str, training: Sequence[str], run: Path, promoted: Path | None
+) -> int:
+    """Compare the model of a run with the promoted one, promote the better one, and remove old runs.
+
+    training: the words of its training.
+    """
     new = json.loads((run / "report" / "metrics.json").read_text())
     for line in drift_lines(new["drift"]):
         say(line)
     if promoted is None:
-        verdict = {"is_better": True, "reason": "it is the first"}
+        verdict: dict[str, Any] = {"is_better": True, "reason": "it is the first"}
     else:
         data = data_words(new["config"])
         test = ["--load", str(promoted), "--other_data", *data, *accepting(flags)]
@@ -209,16 +222,31 @@ def finish(flags: argparse.Namespace, script: str, run: Path, promoted: Path | N
         verdict = compare(new, old, groups, flags.margin)
         for segment, (low, high) in verdict.get("worse", {}).items():
             say(f"warning: the new one is worse for {segment}: better by {low:.4f} to {high:.4f} (95 %)")
+    model = run
+    if verdict["is_better"] and not flags.no_final_fit and new["test_epoch"]:
+        model = run / FINAL
+        status = launch(flags, script, [*training, *final_words(new), "--save_dir", str(model)])
+        check_newest(run)
+        if status:
+            say(f"the training on all events failed with status {status}: {described(promoted)}")
+            return status
     write_whole(run / VERDICT, json.dumps(verdict, indent=1).encode())
     # Again: another one may have removed a run that had no verdict.
     check_newest(run)
     if verdict["is_better"]:
-        set_link(run, PROMOTED)
+        set_link(model, PROMOTED, run.parent)
         say(f"promoted {run}: {verdict['reason']}")
     else:
         say(f"did not promote {run}: {verdict['reason']}; {described(promoted)}")
     remove_old(run.parent, flags.keep_runs)
     return 0
+
+
+def final_words(report: Mapping[str, Any]) -> list[str]:
+    """Return the flags of a training on all events that is like that of a report."""
+    epochs, batch = report["test_epoch"], report["config"]["batch_size"]
+    say(f"training on all {report['events']} for {counted(epochs, 'epoch')}, see --no_final_fit")
+    return [f"--split={NO_SPLIT}", f"--epochs={epochs}", f"--batch_size={batch}"]
 
 
 def accepting(flags: argparse.Namespace) -> list[str]:
@@ -259,7 +287,7 @@ def compare(
     label = new["metrics"][name]
     shown = " and ".join("undefined" if value is None else f"{value:.4f}" for value in values)
     reason = f"test {label} {shown}, new and promoted, on the same {new['data']['num_test']:,} newest events"
-    verdict = {"metric": name, "new": now, "promoted": before, "margin": margin}
+    verdict: dict[str, Any] = {"metric": name, "new": now, "promoted": before, "margin": margin}
     is_better = now is not None
     if None not in values:
         low, high = (float(end) for end in interval(name, *(each["test"] for each in groups)))
@@ -304,7 +332,7 @@ def launch(flags: argparse.Namespace, script: str, words: Sequence[str]) -> int:
 
 
 def promoted_in(folder: Path) -> Path | None:
-    """Return the promoted run, or None if there is none.
+    """Return the run of the promoted model, or None if there is none.
 
     Raises:
         UserError: when its name is no link.
@@ -315,6 +343,7 @@ def promoted_in(folder: Path) -> Path | None:
     run = resolved(link)
     if link.is_symlink() and not run.exists():
         say(f"{link} names {run.name}, which is not there")
+    run = run.parent if run.name == FINAL else run
     return run if link.is_symlink() and run.exists() else None
 
 
@@ -371,7 +400,7 @@ def runs_in(folder: Path) -> list[Path]:
 def unpromoted(runs: Sequence[Path]) -> list[Path]:
     """Return some runs of a folder without the promoted one, which nothing may remove."""
     promoted = resolved(runs[0].parent / PROMOTED) if runs else None
-    return [run for run in runs if run.resolve() != promoted]
+    return [run for run in runs if promoted not in (run.resolve(), run.resolve() / FINAL)]
 
 
 def remove_unfinished(runs: Sequence[Path]) -> None:

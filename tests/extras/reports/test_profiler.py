@@ -109,7 +109,7 @@ def test_the_trace_holds_the_steps_and_their_parts(watched: tuple[str, Path]) ->
 
 def test_nothing_else_is_left_in_the_report(watched: tuple[str, Path]) -> None:
     names = sorted(path.name for path in watched[1].iterdir())
-    assert names == ["metrics.json", "tensorboard", "trace.json"]
+    assert names == ["groups.json", "metrics.json", "tensorboard", "trace.json"]
 
 
 # A profile looks at neither.

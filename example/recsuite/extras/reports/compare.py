@@ -122,7 +122,8 @@ def _of_report(name: str, report: dict[str, Any], groups: np.ndarray | None, has
         groups,
         {printable(name): value_in(values) for name, values in report["baselines"].items()},
         sum(report["time"].values()),
-        {name: printable(value) for name, value in config.items() if name not in REPORTED},
+        # Those of a test are not the ones that the model was trained with.
+        {name: printable(value) for name, value in config.items() if has_trained and name not in REPORTED},
         {
             printable(segments): {
                 printable(value): (result["cases"], value_in(result)) for value, result in of_values.items()
@@ -140,7 +141,8 @@ def compare(runs: Sequence[RunReport]) -> str:
     """
     runs = sorted(runs, key=lambda run: run.order)
     names = dict.fromkeys(name for run in runs for name in run.flags)
-    differ = [name for name in names if len({run.flags.get(name) for run in runs}) > 1]
+    trained = [run for run in runs if run.flags]
+    differ = [name for name in names if len({run.flags.get(name) for run in trained}) > 1]
     label = runs[0].label
     gains = _gains(runs)
     rows = [["run", f"validation {label}", f"test {label}", "95 % interval", *gains, "seconds"]]
@@ -162,8 +164,9 @@ def _gains(runs: Sequence[RunReport]) -> dict[str, list[str]]:
     """Return the title of a column to how much better each run is than the first; none if no run is."""
     first, cells = runs[0], ["-"] * len(runs)
     for place, run in enumerate(runs[1:], 1):
-        has_groups = first.groups is not None and run.groups is not None
-        if has_groups and np.array_equal(first.groups[1], run.groups[1]):
+        if first.groups is None or run.groups is None:
+            continue
+        if np.array_equal(first.groups[1], run.groups[1]):
             low, high = paired_interval(run.metric, run.groups, first.groups)
             cells[place] = f"{low:.4f} to {high:.4f}"
     return {f"better than {first.name} (95 %)": cells} if {*cells} > {"-"} else {}

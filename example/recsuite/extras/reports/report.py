@@ -25,8 +25,6 @@ from recsuite.runtime.process import RuntimeContext
 from recsuite.training.callbacks import Epoch, Run, TrainedWindow
 from recsuite.training.results import PAST_BIASES
 
-GROUPS_FILE = "groups.json"
-
 
 def make_report_dir(folder: Path) -> None:
     """Make --report_dir before the work begins, so that a wrong one fails early. Call on rank 0.
@@ -78,7 +76,7 @@ def _write_groups(folder: Path, test: Measured, metric: str) -> None:
         for name, segments in test.segments.items()
     }
     content = {"test": test.groups[metric].tolist(), "segments": segments}
-    write_whole(folder / GROUPS_FILE, json.dumps(content, allow_nan=False).encode())
+    write_whole(folder / "groups.json", json.dumps(content, allow_nan=False).encode())
 
 
 def _tested(test: Measured, columns: Columns, config: Config) -> dict[str, Any]:
