@@ -36,7 +36,7 @@ from recsuite.config.config import TRAINING, Config, alone_modes
 from recsuite.config.fitting import with_preset
 from recsuite.config.parser import parse_given
 from recsuite.errors import UserError, markdown_table
-from recsuite.files import explained, held, resolved
+from recsuite.files import explained, held, resolved, shared_folder
 from recsuite.metrics import lower_is_better
 from recsuite.places import ObjectPath, folder_at, write_whole
 from recsuite.runtime.console import say
@@ -48,8 +48,6 @@ from recsuite.tools.script import exit_status, run_script
 PROMOTED, VERDICT, LOCK, NEWEST = "promoted", "verdict.json", ".retrain.lock", ".retrain.newest"
 # The simplest prediction of each kind of metric; a model that is worse has learned from bad data.
 SIMPLEST = ("popularity", "global mean", "share of yes")
-# Of a clone; an installed library has no scripts.
-SCRIPTS_FOLDER = Path(__file__).resolve().parents[2]
 # Distance beyond the expected one, and share of new values, from which on a line is a warning.
 FAR, MANY_NEW = 0.1, 0.3
 RUN = re.compile(r"run-(\d{6})")
@@ -261,7 +259,7 @@ def compare(new: dict[str, Any], old: dict[str, Any], margin: float) -> dict[str
 def launch(flags: argparse.Namespace, script: str, words: Sequence[str]) -> int:
     """Run a script on the processes of this machine; return its status."""
     launcher = ("-m", "recsuite.extras.launcher", "--standalone", f"--nproc_per_node={flags.nproc_per_node}")
-    command = [sys.executable, *launcher, str(SCRIPTS_FOLDER / script), *words]
+    command = [sys.executable, *launcher, str(shared_folder() / "example" / script), *words]
     # A training ends with its retrain. The lock is its standard input, which is empty and which the launcher
     # passes on to the ranks: as long as one of them lives, no other retrain begins.
     return subprocess.run(command, stdin=flags.lock, preexec_fn=die_with_parent).returncode
