@@ -126,7 +126,7 @@ def test_the_installed_command_runs_the_commands_of_run_sh(environment: Path, tm
         # Not by the helpers of tests, which name the library of the repository.
         env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "NPROC": "1", "VARIANT": "cpu"}
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        command = [environment / "recsuite", *arguments]
+        command = [str(environment / "recsuite"), *arguments]
         ended = subprocess.run(command, cwd=tmp_path, env=env, timeout=300, **pipes)
         assert ended.returncode == status, ended.stdout
         return ended.stdout
@@ -148,6 +148,17 @@ def test_the_installed_command_runs_the_commands_of_run_sh(environment: Path, tm
     assert "test rmse" in run("dump", *small).lower()
     # Both below the working folder, so this was not the library of the repository.
     assert {"data", "dumps"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_pip_check_reports_the_name_of_the_cpu_wheel_of_fbgemm_and_packages_of_tests() -> None:
+    names = {
+        name: set(re.findall(r"^([\w-]+)==", (ROOT / name).read_text(), re.M))
+        for name in ("requirements.txt", "requirements-dev.txt")
+    }
+    of_tests = names["requirements-dev.txt"] - names["requirements.txt"]
+    reports = python("-m", "pip", "--disable-pip-version-check", "check").stdout.splitlines()
+    others = [line for line in reports if line.split()[0] not in of_tests]
+    assert all(re.match(r"torchrec \S+ requires fbgemm-gpu, |No broken", line) for line in others), others
 
 
 def test_the_version_is_that_of_the_package_and_of_the_newest_changes(wheel: Path) -> None:
