@@ -1,9 +1,16 @@
 #!/usr/bin/env bash
-# Installs what the example needs into .venv, or .venv-STACK, and runs it; "./run.sh help" lists the commands.
+# Installs what the example needs into .venv, or .venv-STACK, and runs it; "./run.sh help" lists the commands. The
+# command `recsuite` of an installed library runs this file with its Python in RECSUITE_PYTHON: it installs nothing.
 set -euo pipefail
 
 here="$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 venv="$here/.venv"
+installed="${RECSUITE_PYTHON:-}"
+library="${RECSUITE_LIBRARY:-$here/example/recsuite}"
+name="run.sh" call="./run.sh"
+if [[ -n "$installed" ]]; then name=recsuite call=recsuite; fi
+of_a_clone="setup|test|soak|lint|docs"
+unset RECSUITE_PYTHON RECSUITE_LIBRARY
 # What sed changes in the lists of packages.
 pins=""
 
@@ -14,6 +21,15 @@ export PYTHONPATH="$here/example${PYTHONPATH:+:$PYTHONPATH}"
 lock_deadline=3600
 
 usage() {
+  if [[ -z "$installed" ]]; then
+    print_usage
+    return
+  fi
+  # Without what needs a clone: the installation, tests and documents.
+  print_usage | sed -E "/^ +\.\/run.sh ($of_a_clone) /d; /^  PYTHON /,\$d; s/install if needed, then //; s/\.\/run.sh/recsuite/"
+}
+
+print_usage() {
   cat <<'TEXT'
 usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --help" lists the first
                                      flags, "train --help_all" all of them
@@ -28,6 +44,8 @@ usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --hel
        ./run.sh recommend --user ID [FLAGS...]  print what the best checkpoint recommends
        ./run.sh score --users all --output PATH [FLAGS...]   write what it recommends to all users into Parquet
                                      files; "score --help" lists the flags
+       ./run.sh serve [FLAGS...]     answer requests over HTTP with the best checkpoint; "serve --help" lists the
+                                     flags
        ./run.sh schema PATH [FLAGS...]     write what the columns of your own tables in PATH seem to mean
                                      into a schema.toml beside them, for you to correct
        ./run.sh report RUN...        print a table of runs side by side, each a --report_dir or a folder of such
@@ -56,7 +74,7 @@ TEXT
 }
 
 say() {
-  printf 'run.sh: %s\n' "$*" >&2
+  printf '%s: %s\n' "$name" "$*" >&2
 }
 
 # fail STATUS SENTENCE: status 2 is a mistake in the call, 1 a step that failed.
@@ -117,6 +135,10 @@ read_stack() {
 
 # The one in $venv if there is one, else the one to make it with.
 find_python() {
+  if [[ -n "$installed" ]]; then
+    python="$installed"
+    return
+  fi
   python="${PYTHON:-python3}"
   if [[ -x "$venv/bin/python" ]]; then python="$venv/bin/python"; fi
   command -v "$python" >/dev/null || fail 2 "$python is not found; set PYTHON to a Python 3.10 or newer"
@@ -129,6 +151,12 @@ find_python() {
 # set_up [dev | docs]: after this $venv holds the variant's packages, with "dev" those of test and lint too; with
 # "docs" those of the site alone.
 set_up() {
+  if [[ -n "$installed" ]]; then return; fi
+  install_lists "$@"
+  python="$venv/bin/python"
+}
+
+install_lists() {
   if [[ "$variant" == cuda ]]; then base=requirements-cuda.txt; else base=requirements.txt; fi
   local lists=("$base") list
   case "${1:-}" in dev) lists+=(requirements-dev.txt) ;; docs) lists=(requirements-docs.txt) ;; esac
@@ -146,8 +174,8 @@ set_up() {
       if [[ "$list" == "$base" ]]; then install_base; else install_extra "$list"; fi
     done
   } 9>"$venv/.lock"
-  local call="${pins:+STACK=$STACK }./run.sh"
-  say "installed; $call trains, $call test runs the tests, $call help lists the rest"
+  local again="${pins:+STACK=$STACK }./run.sh"
+  say "installed; $again trains, $again test runs the tests, $again help lists the rest"
 }
 
 take_lock() {
@@ -279,7 +307,7 @@ train() {
   prepare "$@"
   local script=example.py chosen=""
   if [[ " $* " == *" --data_path"[\ =]* ]]; then
-    chosen="$("$venv/bin/python" -m recsuite.tools.choose_script "$@")"
+    chosen="$("$python" -m recsuite.tools.choose_script "$@")"
     # Quoted words: the script, then its flags.
     eval "set -- $chosen"
     script="$1"
@@ -294,31 +322,31 @@ train() {
     [[ " $* " == *" --resume "* ]] || say "without --resume each of MAX_RESTARTS=$max_restarts starts from the beginning"
   fi
   local launched=("${where[@]}" --nproc_per_node="$nproc" "$here/example/$script" "$@")
-  [[ -z "$chosen" ]] || say "the command is$(printf ' %q' "$venv/bin/torchrun" "${launched[@]}")"
+  [[ -z "$chosen" ]] || say "the command is$(printf ' %q' "${python%/*}/torchrun" "${launched[@]}")"
   launch "${launched[@]}"
 }
 
 # launch ARGS...: the arguments of torchrun.
 launch() {
   local module=recsuite.extras.launcher
-  if [[ ! -d "$here/example/recsuite/extras/launcher" ]]; then
+  if [[ ! -d "$library/extras/launcher" ]]; then
     say "$module is not installed: torchrun starts the ranks, and its status after a mistake is 1"
     module=torch.distributed.run
   fi
-  exec "$venv/bin/python" -m "$module" "$@"
+  exec "$python" -m "$module" "$@"
 }
 
 # extra MODULE ARGS...: the module is a file in recsuite/extras.
 extra() {
-  [[ -f "$here/example/recsuite/extras/$1.py" ]] ||
+  [[ -f "$library/extras/$1.py" ]] ||
     fail 2 "this requires recsuite.extras.${1//\//.}, which is not installed; get the whole repository"
-  exec "$venv/bin/python" -m "recsuite.extras.${1//\//.}" "${@:2}"
+  exec "$python" -m "recsuite.extras.${1//\//.}" "${@:2}"
 }
 
 # alone FLAGS...: one process, and nothing is launched.
 alone() {
   prepare "$@"
-  exec "$venv/bin/python" "$here/example/example.py" "$@"
+  exec "$python" "$here/example/example.py" "$@"
 }
 
 one_machine() {
@@ -354,7 +382,14 @@ report() {
 plan() {
   set_up
   set_environment
-  exec "$venv/bin/python" "$here/example/plan.py" "$@"
+  exec "$python" "$here/example/plan.py" "$@"
+}
+
+# serve FLAGS...: one process with flags of its own.
+serve() {
+  set_up
+  set_environment
+  exec "$python" "$here/example/serve.py" "$@"
 }
 
 # It sees what local rank 0 of train's launch would see.
@@ -373,7 +408,7 @@ with_path() {
   elif [[ "$mode" == load ]]; then
     set -- --load "$@"
   elif [[ " $* " != *" --help"* && " $* " != *" -h "* ]]; then
-    fail 2 "$mode needs a path behind it, ./run.sh $mode PATH: $(needed_by "$mode")"
+    fail 2 "$mode needs a path behind it, $call $mode PATH: $(needed_by "$mode")"
   fi
   if [[ "$mode" == load ]]; then train "$@"; else alone "$@"; fi
 }
@@ -442,13 +477,16 @@ main() {
   local command=train
   case "${1:-train}" in
     help | -h | --help) command=help ;;
-    train | retrain | dump | inc_dump | load | evaluate | compact | export | recommend | score | schema | report | doctor | plan | setup | test | soak | lint | docs)
+    train | retrain | dump | inc_dump | load | evaluate | compact | export | recommend | score | serve | schema | report | doctor | plan | setup | test | soak | lint | docs)
       command="${1:-train}"
       shift "$(($# > 0))"
       ;;
     -*) ;;
-    *) fail 2 "unknown subcommand $1; './run.sh help' lists them" ;;
+    *) fail 2 "unknown subcommand $1; '$call help' lists them" ;;
   esac
+  if [[ -n "$installed" && "$command" =~ ^($of_a_clone)$ ]]; then
+    fail 2 "$command requires a clone of the repository"
+  fi
   case "$command" in setup | lint | docs) [[ $# == 0 ]] || fail 2 "$command takes no arguments; found $1" ;; esac
   if [[ "$command" == help ]]; then
     usage
@@ -466,6 +504,7 @@ main() {
     recommend) alone --recommend "$@" ;;
     score) score "$@" ;;
     retrain) retrain "$@" ;;
+    serve) serve "$@" ;;
     report) report "$@" ;;
     doctor) doctor "$@" ;;
     plan) plan "$@" ;;

@@ -40,7 +40,7 @@ ALLOWED = 0.02
 
 def main() -> None:
     """Train both and show, and write if that is asked for."""
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, "implicit", "scipy", "threadpoolctl")
     parser.add_argument("data", type=Path, help="folder with the ratings.csv and movies.csv of MovieLens")
     parser.add_argument("--seed", type=int, default=0, help="of both sides (default: 0)")
     parser.add_argument("--ranks", type=int, default=2, help="processes that train (default: 2)")

@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,8 @@ Result = dict[str, Any]
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 EXAMPLE = ROOT / "example" / "example.py"
+# Has the packages that only benchmarks and tests require.
+DEVELOPMENT = ROOT / "requirements-dev.txt"
 CPUINFO = Path("/proc/cpuinfo")
 BLOCK_EVENTS = 2**20
 # The start of 2023.
@@ -65,9 +68,54 @@ EVENTS_PER_USER, EVENTS_PER_ITEM = 100, 500
 # --- command line and results ---
 
 
-def make_parser(doc: str | None) -> argparse.ArgumentParser:
-    """Parser that shows the docstring of a benchmark, with the flags that `finish` reads."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+class Parser(argparse.ArgumentParser):
+    """Parser of a benchmark that requires packages beyond those of `./run.sh setup`, and knows its size."""
+
+    packages: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, check the packages, and set `short`: a sentence if the run is smaller than the default."""
+        flags, others = super().parse_known_args(args, namespace)
+        if not flags.figures:
+            require(*self.packages)
+        less = [
+            name
+            for name, value in vars(flags).items()
+            if (name in SHORT_FORMS and value) or _amount(value) < _amount(self.get_default(name))
+        ]
+        flags.short = f"a short form, see {', '.join(f'--{name}' for name in less)}" if less else ""
+        return flags, others
+
+
+# Flags that choose a miniature.
+SHORT_FORMS = ("quick", "small")
+
+
+def _amount(value: Any) -> float:
+    """A number, or the sum of several; 0 of anything else."""
+    if isinstance(value, (list, tuple)):
+        return sum(map(_amount, value))
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else 0
+
+
+def require(*packages: str) -> None:
+    """End with status 2 and one sentence if a package is not installed."""
+    missing = [name for name in packages if find_spec(name.replace("-", "_")) is None]
+    if missing:
+        advice = f"{sys.executable} -m pip install --no-deps -r {shlex.quote(str(DEVELOPMENT))}"
+        script = Path(sys.argv[0]).name
+        print(f"{script} requires {' and '.join(missing)}; install with: {advice}", file=sys.stderr)
+        sys.exit(2)
+
+
+def make_parser(doc: str | None, *packages: str) -> Parser:
+    """Parser that shows the docstring of a benchmark, with the flags that `finish` reads.
+
+    packages: that the benchmark requires beyond those of `./run.sh setup`, unless it only shows results.
+    """
+    needs = f"Requires {', '.join(packages)}, of requirements-dev.txt." if packages else None
+    parser = Parser(description=doc, epilog=needs, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.packages = packages
     parser.add_argument("--report", type=Path, help="folder that gets the JSON and the figure, if any")
     parser.add_argument("--write", action="store_true", help="write into docs/ too, with the tables")
     parser.add_argument("--figures", type=Path, help="show the results in this JSON, and measure nothing")
@@ -93,7 +141,7 @@ def finish(
     """Measure, print the tables and the bars, and write the results.
 
     --report gets NAME.json, and the figure if there is one; --write puts both into docs, and the text between
-    the marks of a page.
+    the marks of a page. A run that is smaller than the default judges no bar, and --write refuses it.
 
     Args:
         judge: returns the bars; None where a benchmark has none.
@@ -103,13 +151,22 @@ def finish(
         picture: name of the figure, that of the benchmark by default.
     """
     # Before the measurement, which may take minutes: it would be lost.
-    if draw is not None and (flags.report or flags.write) and find_spec("matplotlib") is None:
-        sys.exit(f"{name}.py: --report and --write need matplotlib; run pip install matplotlib first.")
-    result = json.loads(flags.figures.read_text()) if flags.figures else measure(flags)
+    if draw is not None and (flags.report or flags.write):
+        require("matplotlib")
+    result = json.loads(flags.figures.read_text()) if flags.figures else {}
+    short = result.get("short", "") if flags.figures else flags.short
+    if flags.write and short:
+        print(f"{name}.py: --write requires a run of the default size, got {short}", file=sys.stderr)
+        sys.exit(2)
+    result = result or measure(flags)
+    if short:
+        result["short"] = short
     if judge is not None:
-        result["bars"] = judge(result)
+        result["bars"] = [{**bar, "reached": None if short else bar["reached"]} for bar in judge(result)]
     text = render(result)
     print(text if judge is None else f"{text}\n\n{bar_lines(result['bars'])}")
+    if short and judge is not None:
+        print(f"not judged: {short}")
     for folder in (flags.report, DOCS if flags.write else None):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -290,10 +347,10 @@ def bar(
 
 
 def bar_lines(bars: list[Result]) -> str:
-    """One line for each bar."""
+    """One line for each bar; one that is not judged has no verdict."""
+    verdicts = {True: "reached", False: "SHORT  ", None: "       "}
     return "\n".join(
-        f"{'reached' if bar['reached'] else 'SHORT  '}  {bar['name']}: {bar['measured']} ({bar['bar']})"
-        for bar in bars
+        f"{verdicts[bar['reached']]}  {bar['name']}: {bar['measured']} ({bar['bar']})" for bar in bars
     )
 
 

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,8 +27,8 @@ from recsuite.extras.graph.flags import ROW_TYPES, GraphConfig
 from recsuite.serving.export import MODEL, export
 from recsuite.serving.served import ServedModel
 
-sys.path.append(str(ROOT / "example"))
-from onnx_client import Client
+if TYPE_CHECKING:
+    from onnx_client import Client
 
 PAGE = DOCS / "serving.md"
 # Of scores, relative to those above 1: sums in another order round differently.
@@ -40,7 +40,7 @@ SIZES, NUMBERS, SECONDS = (1, 256), ("1 event", "256 events"), 1.0
 
 def main() -> None:
     """Measure and show, and write if that is asked for."""
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, "onnx", "onnxruntime", "onnxscript")
     parser.add_argument("--data_path", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=4)
     finish("export", parser.parse_args(), measure, judge, render, PAGE)
@@ -48,6 +48,9 @@ def main() -> None:
 
 def measure(flags: argparse.Namespace) -> dict[str, Any]:
     """All results of a run."""
+    sys.path.append(str(ROOT / "example"))
+    from onnx_client import Client
+
     with tempfile.TemporaryDirectory() as name:
         folder, data = Path(name), flags.data_path
         training = ("--task", "ranking", "--split", "leave_one_out", "--epochs", flags.epochs, "--dump")

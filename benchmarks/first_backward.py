@@ -10,6 +10,7 @@ or imported; compiled ones (numba, C) are not seen, and comprehensions are part 
 
 from __future__ import annotations
 
+import argparse
 import sys
 import threading
 from pathlib import Path
@@ -57,9 +58,13 @@ def count(flags: list[str]) -> set[CodeType]:
 
 def main() -> None:
     """Count, and print the numbers and the files."""
-    count(sys.argv[1:])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    flags = parser.parse_known_args()[1]
+    count(flags)
     files: dict[str, int] = {}
-    for code in count(sys.argv[1:]):
+    for code in count(flags):
         name = str(Path(code.co_filename).relative_to(LIBRARY))
         # A comprehension is no function.
         files[name] = files.get(name, 0) + (not code.co_name.startswith("<") or code.co_name == "<lambda>")

@@ -38,7 +38,7 @@ from unittest import mock
 import numpy as np
 from checkpoint import MOST_AT_ONCE, PlainRead, forget
 from common import in_turns
-from teams import Variant, take_answers
+from teams import Variant, arguments, take_answers
 from train_here import COMPILED, DEFAULT, MLP_DIMS, Model, columns_of, make_columns
 
 from recsuite.checkpoint.format import VOCABULARY
@@ -97,13 +97,14 @@ def run_section(parts: dict[str, Callable[[SectionSettings, Emit], None]]) -> No
     """
     # The parent may be killed.
     die_with_parent()
+    (given,) = arguments(sys.modules["__main__"].__doc__, "SETTINGS")
     answers = take_answers()
 
     def emit(found: dict[str, Any]) -> None:
         answers.write(f"{json.dumps(found)}\n")
         answers.flush()
 
-    settings = SectionSettings(**json.loads(sys.argv[1]))
+    settings = SectionSettings(**json.loads(given))
     try:
         parts[settings.part](settings, emit)
     # Of any kind: the other sections go on.

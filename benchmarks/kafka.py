@@ -24,7 +24,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import confluent_kafka
 import numpy as np
 import pyarrow
 from common import DOCS, EXAMPLE, describe, finish, make_parser, origin, table
@@ -54,7 +53,7 @@ TOPIC, FILE = "a topic", "a file"
 
 def main() -> None:
     """Measure and show, and write if that is asked for."""
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, "confluent-kafka")
     parser.add_argument("--events", type=int, default=10_000_000, help="of a topic (default: 10,000,000)")
     parser.add_argument("--chunks", type=int, default=30, help="chunks, one after the other (default: 30)")
     parser.add_argument("--chunk", type=int, default=256, help="events of a chunk (default: 256)")
@@ -85,6 +84,8 @@ class Brokers:
     def __init__(self) -> None:
         settings = {"bootstrap.servers": "mock", "test.mock.num.brokers": 3, "log_level": 0}
         packed = {"compression.type": "zstd", "linger.ms": 20, "queue.buffering.max.messages": 1_000_000}
+        import confluent_kafka
+
         self.producer: Any = confluent_kafka.Producer({**settings, **packed})
         found = self.producer.list_topics(timeout=10).brokers.values()
         self.servers = ",".join(f"{broker.host}:{broker.port}" for broker in found)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint import forget
-from common import DOCS, Result, describe, finish, make_parser, origin, table
+from common import DOCS, Result, describe, finish, make_parser, origin, require, table
 from gpu_sections import two_tables
 from train_here import MLP_DIMS, columns_of, make_columns
 
@@ -47,7 +47,7 @@ DIM, BUCKET = 64, "bucket"
 
 def main() -> None:
     """Measure and show, and write if that is asked for."""
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, "s3fs")
     parser.add_argument("--rows", type=int, default=400_000, help="of the larger of two tables")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--url", help="a place in a store; by default moto's server on this machine")
@@ -56,6 +56,8 @@ def main() -> None:
 
 def measure(flags: argparse.Namespace) -> Result:
     """Seconds of each round in each place."""
+    if not flags.url:
+        require("boto3", "moto")
     context = init_runtime(Config())
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)

@@ -39,7 +39,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import DOCS, bar, describe, finish, make_parser, origin, table, train
+from common import DOCS, bar, describe, finish, make_parser, origin, require, table, train
 
 from recsuite.config.units import duration
 from recsuite.datasets.movielens.source import OF_20M, files_in
@@ -81,6 +81,8 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         sets = online_sets(flags, Path(folder))
         chosen = [each for each in sets if each.name.startswith(tuple(flags.sets))]
+        if any(each.write is write_ml_100k for each in chosen):
+            require("recbole")
         return {**describe(), "sets": [compare(each, flags.spans, Path(folder)) for each in chosen]}
 
 

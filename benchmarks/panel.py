@@ -241,7 +241,7 @@ class PanelSet:
 
 def main() -> None:
     """Train all and show, and write if that is asked for."""
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, *OTHERS, "scipy", "threadpoolctl")
     add_sets(parser)
     parser.add_argument(
         "--tasks",

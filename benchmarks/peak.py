@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import resource
 import subprocess
-import sys
 
-subprocess.run(sys.argv[1:], check=True)
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("command", nargs=argparse.REMAINDER)
+subprocess.run(parser.parse_args().command or parser.error("COMMAND is missing"), check=True)
 print("peak", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)

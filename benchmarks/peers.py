@@ -28,17 +28,19 @@ from functools import cached_property, partial
 from importlib.metadata import distribution
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from common import timed, train, training_seconds
-from scipy.sparse import csr_matrix, diags_array, hstack, identity
+from common import require, timed, train, training_seconds
 
 from recsuite.config.parser import parse_args
 from recsuite.datasets.columns import Columns
 from recsuite.datasets.preparation.baselines import fit_biases
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.metrics import Calibration, Metrics, finite, measure, measure_ranks
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 NUM_RANKS = 2
 NUM_SEEDS = 3
@@ -133,6 +135,9 @@ def add_sets(parser: argparse.ArgumentParser, seeds: int = NUM_SEEDS) -> None:
 
 def data_sets(flags: argparse.Namespace, folder: Path) -> Iterator[Path]:
     """Folders of the data sets; ml-100k is written into one."""
+    # First: the other sets may take hours.
+    if not flags.only_real:
+        require(PACKAGE)
     yield from flags.real
     if not flags.only_real:
         write_movielens_100k(folder / "ml-100k")
@@ -206,6 +211,8 @@ class Ratings:
     @cached_property
     def matrix(self) -> csr_matrix:
         """Ones at the rated pairs, float64 [users, items]."""
+        from scipy.sparse import csr_matrix
+
         return csr_matrix((np.ones(len(self.users)), (self.users, self.items)), shape=self.shape)
 
 
@@ -279,6 +286,8 @@ def factorization_machine(
 
 def features(known: Ratings, sets: bool) -> tuple[csr_matrix, csr_matrix, list[int]]:
     """Features of users and items, float64 [users, n] and [items, m], and sizes of groups with one prior."""
+    from scipy.sparse import hstack, identity
+
     num_users, num_items = known.shape
     of_users, of_items = identity(num_users, format="csr"), identity(num_items, format="csr")
     if not sets:
@@ -290,6 +299,8 @@ def features(known: Ratings, sets: bool) -> tuple[csr_matrix, csr_matrix, list[i
 
 def scaled(rated: csr_matrix) -> csr_matrix:
     """Rows divided by the root of their number of ones, so that each has length 1."""
+    from scipy.sparse import diags_array
+
     counts = np.maximum(rated.sum(axis=1), 1)
     return (diags_array(1 / np.sqrt(np.asarray(counts).ravel())) @ rated).tocsr()
 
@@ -298,6 +309,8 @@ class Draws:
     """Callback of myFM: averages the predictions of its draws, with the clock of the training stopped."""
 
     def __init__(self, blocks: list[Any], num_asked: int, iterations: int, begin: float) -> None:
+        from scipy.sparse import csr_matrix
+
         self.blocks = blocks
         # As many as its own predictor skips.
         self.num_skipped = iterations - min(max(iterations - BURN_IN, BURN_IN), iterations)
@@ -347,6 +360,8 @@ def clicks_before(columns: Columns, split: str) -> csr_matrix:
 
     Those of the training events, and for the test those of the validation events too, as in the training.
     """
+    from scipy.sparse import csr_matrix
+
     splits = ("train",) if split == "validation" else ("train", "validation")
     users, items = np.concatenate([events_of(columns, name) for name in splits], axis=1)
     ones = np.ones(len(users), np.float32)

@@ -148,7 +148,7 @@ class SequenceCase(PeerCase):
 
 def main() -> None:
     """Train all and show, and write if that is asked for."""
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, *OTHERS, "scipy", "threadpoolctl")
     add_sets(parser)
     parser.add_argument("--also", type=Path, nargs="+", default=[], help="files of --report, to be joined")
     parser.add_argument("--only_this", action="store_true", help="skip the others; see --also")

@@ -10,22 +10,23 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import torch
-from lightning_fabric import seed_everything
-from rectools.dataset import Dataset
-from rectools.models import SASRecModel
-from teams import serve, take_answers
+from teams import arguments, serve, take_answers
+
+if TYPE_CHECKING:
+    from rectools.dataset import Dataset
 
 
 def data_set(users: np.ndarray, items: np.ndarray) -> Dataset:
     """Data set of events in the order of time, each later than the one before."""
+    from rectools.dataset import Dataset
+
     times = pd.to_datetime(np.arange(len(users)), unit="s")
     events = {"user_id": users, "item_id": items, "weight": 1.0, "datetime": times}
     return Dataset.construct(pd.DataFrame(events))
@@ -33,10 +34,13 @@ def data_set(users: np.ndarray, items: np.ndarray) -> Dataset:
 
 def main() -> None:
     """Serve the jobs of a team."""
-    folder, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
+    folder, given = arguments(__doc__, "FOLDER", "SETTINGS")
+    from lightning_fabric import seed_everything
+
+    settings = json.loads(given)
     torch.set_num_threads(settings.pop("threads"))
     seed_everything(settings.pop("seed"))
-    events = np.load(folder / "events.npz")
+    events = np.load(Path(folder) / "events.npz")
     serve(take_answers(), lambda name: Shifted(events, settings), lambda: None, torch.set_num_threads)
 
 
@@ -44,6 +48,8 @@ class Shifted:
     """Training that makes steps on request, without the loops around it in the package."""
 
     def __init__(self, events: Any, settings: dict[str, Any]) -> None:
+        from rectools.models import SASRecModel
+
         self.model = SASRecModel(**settings, verbose=0)
         # As `fit` does before the first epoch.
         self.model._build_model_from_dataset(data_set(*events["train"]))

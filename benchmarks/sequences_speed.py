@@ -56,7 +56,7 @@ def main() -> None:
     """Measure and show, and write if that is asked for; or be a rank of a team."""
     if sys.argv[1:2] == ["rank"]:
         serve_sequences(sys.argv[2:])
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, RECBOLE)
     parser.add_argument("--real", type=Path, help="folder of a MovieLens set")
     parser.add_argument("--ratings", type=int, default=300_000, help="of the world that is drawn")
     parser.add_argument("--batch", type=int, default=2048, help="targets of each process and step")

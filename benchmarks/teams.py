@@ -6,6 +6,7 @@ a job sleeps. Imports nothing of the library and no torch: sequences_rectools.py
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -122,6 +123,14 @@ def teams(started: dict[str, Team]) -> Iterator[dict[str, Team]]:
     finally:
         for team in started.values():
             team.kill()
+
+
+def arguments(doc: str | None, *names: str) -> list[str]:
+    """Return the arguments of a script that another one starts; --help shows its docstring."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in names:
+        parser.add_argument(name, help="from the benchmark that starts this one")
+    return [*vars(parser.parse_args()).values()]
 
 
 def take_answers() -> TextIO:

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from unittest import mock
 
 import numpy as np
-from teams import Variant, serve, take_answers
+from teams import Variant, arguments, serve, take_answers
 
 from recsuite.config.config import Config
 from recsuite.datasets.arrays import FeatureArrays, write_records
@@ -286,7 +286,8 @@ def serve_rank(
 
 
 if __name__ == "__main__":
+    folder_of_columns, model_name = arguments(__doc__, "FOLDER", "MODEL")
     started = take_answers()
-    trained = MODELS[sys.argv[2]]
-    trained_on = columns_of(Path(sys.argv[1]), trained)
+    trained = MODELS[model_name]
+    trained_on = columns_of(Path(folder_of_columns), trained)
     serve_rank(started, Config(), lambda context, name: Here(trained_on, context, trained.config))

@@ -9,7 +9,6 @@ memory and cores can do.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from teams import serve, take_answers
+from teams import arguments, serve, take_answers
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from train_here import COMPILED, MEAN_RATING, MODELS, Model, columns_of
@@ -282,6 +281,7 @@ class MachineLimit:
 
 def main() -> None:
     """Serve jobs."""
+    folder, name_of_model = arguments(__doc__, "FOLDER", "MODEL")
     answers = take_answers()
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -296,8 +296,8 @@ def main() -> None:
         if dist.is_initialized():
             dist.barrier()
 
-    model = MODELS[sys.argv[2]]
-    columns = columns_of(Path(sys.argv[1]), model)
+    model = MODELS[name_of_model]
+    columns = columns_of(Path(folder), model)
     made: dict[str, Plain] = {}
 
     def make(name: str) -> Any:

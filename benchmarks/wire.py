@@ -1,12 +1,10 @@
 """Measure the cost of a network between two ranks, beside the same two ranks on one machine.
 
-    PYTHONPATH=. python benchmarks/wire.py --write       docs/wire.json: three minutes on two cores, as root
-    PYTHONPATH=. python benchmarks/wire.py --rounds 1 --steps 2 --ratings 20000 --without crowded
+    python benchmarks/wire.py --write       docs/wire.json: three minutes on two cores, as root
+    python benchmarks/wire.py --rounds 1 --steps 2 --ratings 20000 --without crowded
 
-Start it in the root of the repository, with that in PYTHONPATH: it makes machines as the tests do
-(tests/cluster/machines.py), and tests are not installed.
-
-The machines are network namespaces joined by a switch, so gloo sends through TCP instead of shared memory.
+It makes machines as the tests do (tests/cluster/machines.py), which requires root. The machines are network
+namespaces joined by a switch, so gloo sends through TCP instead of shared memory.
 Each gets half of the cores; a "crowded" one takes all of them, as a namespace does by default. Layouts are
 measured in turns, in short blocks. The bytes received by the network are counted too, beside those that any
 layout of the same step has to send. Prints each figure beside its bar.
@@ -29,7 +27,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from common import bar, describe, finish, in_turns, make_parser, ratio, shown_ratio
+from common import ROOT, bar, describe, finish, in_turns, make_parser, ratio, shown_ratio
 from teams import Job, take_answers
 from train_here import Here, serve_rank
 
@@ -54,18 +52,22 @@ def main() -> None:
     """Measure and show, and write if that is asked for; or be a rank."""
     if sys.argv[1:2] == ["rank"]:
         serve_wired(sys.argv[2])
-    # A rank cannot import the tests.
-    from tests.cluster.machines import why_not
-
     parser = make_parser(__doc__)
     parser.add_argument("--ratings", type=int, default=1_000_000, help="of the synthetic data set")
     parser.add_argument("--batch", type=int, default=2048, help="of each of the two ranks")
     parser.add_argument("--without", default="-", help="skip layouts with this word in their names")
     parser.add_argument("--rounds", type=int, default=15, help="measurements of each layout, in turns")
     parser.add_argument("--steps", type=int, default=30, help="of one measurement")
-    if reason := why_not():
-        sys.exit(reason)
-    finish("wire", parser.parse_args(), measure, judge, render)
+    flags = parser.parse_args()
+    if not flags.figures:
+        # A rank cannot import the tests.
+        sys.path.append(str(ROOT))
+        from tests.cluster.machines import why_not
+
+        if reason := why_not():
+            print(f"wire.py: {reason}", file=sys.stderr)
+            sys.exit(2)
+    finish("wire", flags, measure, judge, render)
 
 
 class PlacedRanks:

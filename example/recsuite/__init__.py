@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+# pyproject.toml reads it here.
+__version__ = "0.1.0"
+
 # A data worker imports this file, so it must not import other modules.
 PUBLIC = {
     "Adagrad": "sharding.table_rules",

@@ -272,6 +272,22 @@ def checkout() -> Path | None:
     return package.parents[1] if is_one else None
 
 
+def shared_folder() -> Path:
+    """Folder with run.sh, and the scripts in its folder example: the repository, or that of an installation.
+
+    Raises:
+        UserError: if the library is neither in a repository nor installed by pip.
+    """
+    package = Path(__file__).resolve().parent
+    for folder in (checkout(), *(parent / "share" / "recsuite" for parent in package.parents)):
+        if folder and (folder / "run.sh").is_file():
+            return folder
+    raise UserError(
+        f"This requires the scripts of recsuite, and none are in a share/recsuite beside {package}; install "
+        "the wheel with pip, or clone the repository."
+    )
+
+
 # Folder of downloaded data sets, and of columns whose source folder is read-only.
 DATA_ROOT = (checkout() or Path()) / "data"
 

@@ -178,7 +178,7 @@ def test_the_tree_of_the_repository_names_every_folder() -> None:
     folders = [
         path for path in (ROOT / "example").rglob("*") if path.is_dir() and "__pycache__" not in path.parts
     ]
-    tops = [ROOT / name for name in ("example", "tests", "benchmarks", "docs", "deploy")]
+    tops = [ROOT / name for name in ("example", "tests", "benchmarks", "docs", "deploy", ".github")]
     files = (ROOT / "example").glob("*.py")
     there = {f"{folder.relative_to(ROOT).as_posix()}/" for folder in (*tops, *folders)}
     assert named == there | {file.relative_to(ROOT).as_posix() for file in files}

@@ -148,19 +148,22 @@ def test_a_folder_is_taken_until_the_last_rank_of_a_killed_retrain_has_ended(tmp
         "import contextlib, pathlib, sys, types\n"
         "from recsuite.extras import retrain\n"
         "retrain.die_with_parent = lambda: None\n"
-        "retrain.SCRIPTS_FOLDER = folder = pathlib.Path(sys.argv[1])\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "retrain.shared_folder = lambda: folder\n"
         "with contextlib.ExitStack() as stack:\n"
         "    run, lock = retrain.begin(folder, stack)\n"
         "    flags = types.SimpleNamespace(nproc_per_node='2', lock=lock)\n"
         "    retrain.launch(flags, 'rank.py', [])\n"
     )
-    (tmp_path / "rank.py").write_text(
+    scripts = tmp_path / "example"
+    scripts.mkdir()
+    (scripts / "rank.py").write_text(
         "import os, pathlib, time\n"
         "ready = pathlib.Path(__file__).with_name(f'ready.{os.environ[\"RANK\"]}')\n"
         "ready.write_text(f'{os.getpid()} {os.getppid()}')\n"
         "time.sleep(300)\n"
     )
-    ready = [tmp_path / f"ready.{rank}" for rank in range(2)]
+    ready = [scripts / f"ready.{rank}" for rank in range(2)]
     with started([sys.executable, "-c", script, str(tmp_path)]) as process:
         deadline = time.monotonic() + 90
         while not all(each.exists() and each.read_text() for each in ready):

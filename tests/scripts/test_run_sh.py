@@ -503,10 +503,11 @@ def test_the_doctor_refuses_the_flags_that_train_refuses(copy: Copy) -> None:
     assert copy.calls() == []
 
 
-def test_a_plan_is_one_process_with_the_flags_as_given(copy: Copy) -> None:
-    copy.run("plan", "--hosts", "4", "--table", "two words:10:8", env={"FAKE_GPUS": "8", "VARIANT": "cpu"})
+@pytest.mark.parametrize("command", ["plan", "serve"])
+def test_a_script_with_flags_of_its_own_is_one_process_that_gets_them(copy: Copy, command: str) -> None:
+    copy.run(command, "--hosts", "4", "--table", "two words:10:8", env={"FAKE_GPUS": "8", "VARIANT": "cpu"})
     assert len(copy.installs()) == 1
-    assert copy.calls()[-1] == f"{copy.folder}/example/plan.py|--hosts|4|--table|two words:10:8"
+    assert copy.calls()[-1] == f"{copy.folder}/example/{command}.py|--hosts|4|--table|two words:10:8"
 
 
 # --- mistakes ---

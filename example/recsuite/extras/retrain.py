@@ -42,7 +42,7 @@ from recsuite.config.fitting import with_preset
 from recsuite.config.parser import parse_given
 from recsuite.config.sections import NO_SPLIT
 from recsuite.errors import UserError, counted, markdown_table
-from recsuite.files import explained, held, resolved
+from recsuite.files import explained, held, resolved, shared_folder
 from recsuite.metrics import LEAST_GROUPS, lower_is_better, paired_interval
 from recsuite.places import ObjectPath, folder_at, write_whole
 from recsuite.runtime.console import say
@@ -56,8 +56,6 @@ LOCK, NEWEST = ".retrain.lock", ".retrain.newest"
 # The simplest prediction of each kind of metric; a model that is worse has learned from bad data.
 SIMPLEST = ("popularity", "global mean", "share of yes")
 MARGIN_HELP = "how much better the new one must be, within 95 %%; below 0, how much worse it may be: 0"
-# Of a clone; an installed library has no scripts.
-SCRIPTS_FOLDER = Path(__file__).resolve().parents[2]
 # Distance beyond the expected one, and share of new values, from which on a line is a warning.
 FAR, MANY_NEW = 0.1, 0.3
 RUN = re.compile(r"run-(\d{6})")
@@ -325,7 +323,7 @@ def worse_segments(name: str, groups: Sequence[dict[str, Any]]) -> dict[str, tup
 def launch(flags: argparse.Namespace, script: str, words: Sequence[str]) -> int:
     """Run a script on the processes of this machine; return its status."""
     launcher = ("-m", "recsuite.extras.launcher", "--standalone", f"--nproc_per_node={flags.nproc_per_node}")
-    command = [sys.executable, *launcher, str(SCRIPTS_FOLDER / script), *words]
+    command = [sys.executable, *launcher, str(shared_folder() / "example" / script), *words]
     # A training ends with its retrain. The lock is its standard input, which is empty and which the launcher
     # passes on to the ranks: as long as one of them lives, no other retrain begins.
     return subprocess.run(command, stdin=flags.lock, preexec_fn=die_with_parent).returncode
