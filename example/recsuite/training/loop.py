@@ -556,8 +556,8 @@ class Training:
         self.callbacks.on_epoch(result)
         if isinstance(result, TrainedWindow):
             self.lines.add(result)
-            # An endless stream must not keep all losses.
-            self.results.append(dataclasses.replace(result, losses=result.losses[:0]))
+            # An endless stream must not keep all losses, and a slice of no losses keeps them all.
+            self.results.append(dataclasses.replace(result, losses=result.losses[:0].copy()))
             del self.results[:-MOST_WINDOWS]
         else:
             self.context.say(describe_epoch(result, self.task, self.unit, self.config.training))
