@@ -243,11 +243,13 @@ def open_segment(
     context: RuntimeContext,
     learned: int | None,
     ends: Mapping[str, Any] | None = None,
+    group: Any = None,
 ) -> Columns:
     """Return the columns of the next segment of a stream, the same on every machine. Collective: every rank.
 
     stream_reader: on the first rank of each machine; learned: position of the stream that was learned, None
-    for the one at which it began; ends: of the files up to which it is read, None to read nothing.
+    for the one at which it began; ends: of the files up to which it is read, None to read nothing; group: see
+    `once_per_node`.
 
     Raises:
         UserError: when the data cannot be read, or differ between machines.
@@ -260,7 +262,7 @@ def open_segment(
         notes = [] if ends is None else stream_reader.read(ends)
         return gethostname(), stream_reader.columns(), notes
 
-    everyones = once_per_node(context, opened, PREPARATION_DEADLINE)
+    everyones = once_per_node(context, opened, PREPARATION_DEADLINE, group=group)
     _check_same_data([machine[:2] for machine in everyones])
     for note in everyones[0][2]:
         context.say(note)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recsuite.config.config import Config
@@ -17,6 +18,7 @@ from recsuite.datasets.loader import BatchLoader
 from recsuite.datasets.opening import Data, load, open_segment
 from recsuite.datasets.preparation.baselines import PastBiases
 from recsuite.datasets.schema import ENTITIES, ITEM, UNKNOWN_ROW, USER
+from recsuite.datasets.source import PREPARATION_DEADLINE
 from recsuite.datasets.streams import (
     PRUNE_EVERY,
     FilePosition,
@@ -47,6 +49,8 @@ class StreamWindows:
         self.following, self._data, self._config, self._context = data.following, data, config, context
         self._span, self._is_answers = config.stream.span, TASKS[config.model.task].evaluation == "answers"
         self._loader = contextlib.ExitStack()
+        # One for all readings: the store of the ranks keeps the keys of each group for ever.
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=PREPARATION_DEADLINE))
         self._open(data.columns)
         # Columns of a training that was killed.
         self.drop_columns()
@@ -179,7 +183,9 @@ class StreamWindows:
         following = None if self.has_more else self.following
         ends = None if following is None else dict(broadcast_from_rank0(lambda: following.known))
         try:
-            columns = open_segment(self._data.stream_reader, self._context, stream.begin, ends)
+            columns = open_segment(
+                self._data.stream_reader, self._context, stream.begin, ends, self._group
+            )
         except UserError as error:
             if following is None:
                 raise
