@@ -61,7 +61,7 @@ def test_a_training_that_follows_a_stream_does_not_grow_with_its_readings(tmp_pa
 
     def append(reading: int) -> None:
         user, item, rating = (generator.integers(1, most, chunk) for most in (300, 500, 6))
-        rows = zip(user, item, rating, range(10**9 + reading * chunk, 2 * 10**9))
+        rows = zip(user, item, rating, range(10**9 + reading * chunk, 2 * 10**9), strict=False)
         with path.open("a") as file:
             file.writelines(",".join(map(str, row)) + "\n" for row in rows)
 

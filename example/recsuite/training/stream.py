@@ -183,9 +183,7 @@ class StreamWindows:
         following = None if self.has_more else self.following
         ends = None if following is None else dict(broadcast_from_rank0(lambda: following.known))
         try:
-            columns = open_segment(
-                self._data.stream_reader, self._context, stream.begin, ends, self._group
-            )
+            columns = open_segment(self._data.stream_reader, self._context, stream.begin, ends, self._group)
         except UserError as error:
             if following is None:
                 raise
