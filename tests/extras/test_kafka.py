@@ -247,7 +247,7 @@ def learned(kafka: MockKafka, name: str, config: Config) -> StreamState:
     with opened(config) as (topic, reader):
         vocabulary = Path(read(reader, config, topic.ends()).folder, "vocabulary.json").read_text()
     newest = Frontier(FIRST + 900 * 29, "partition-00002", 9)
-    files = {f"partition-0000{number}": FilePosition(5, 5, "", 20) for number in range(3)}
+    files = {f"partition-0000{number}": FilePosition(5, 5, "", 20, 20) for number in range(3)}
     return StreamState(vocabulary, 30, StreamPosition(files, newest, newest, FIRST))
 
 
@@ -260,28 +260,23 @@ def test_a_resume_reads_from_the_offsets_of_the_checkpoint_and_counts_removed_me
         # What is removed before offset 5 is learned.
         assert reader.read({**topic.ends(), "partition-00000": (5, 20)}) == []
         assert times_in(reader.columns()) == [*range(30, 60)]
+    kafka.send(name, as_json(ratings(1, first=2)), 1)
     with opened(config, state) as (topic, reader):
-        # As if the topic had removed messages: the mock brokers do not. Of partition 2 one is learned.
-        notes = reader.read({**topic.ends(), "partition-00000": (15, 20), "partition-00002": (9, 20)})
-        assert notes == [
-            f"partition-0000{number} of {topic.address} begins at offset {low}: the topic removed "
-            f"{low - 5} offsets from 5 on, of which those that are not learned are skipped"
-            for number, low in ((0, 15), (2, 9))
+        # As if the topic had removed messages. Of partition 2 one is learned, and all of 1 are removed.
+        lows = {"partition-00000": (15, 21), "partition-00001": (20, 20), "partition-00002": (9, 20)}
+        assert reader.read({**topic.ends(), **lows}) == [
+            f"partition-0000{number} begins at offset {low}: the topic removed {low - 5} offsets from 5 on, "
+            "of which those that are not learned are skipped"
+            for number, low in ((0, 15), (2, 9), (1, 20))
         ]
         columns = reader.columns()
-        times = times_in(columns)
-        assert times == [place for place in range(30, 60) if place % 3 or place >= 45]
+        left = {*range(32, 60, 3), *range(45, 60, 3)}
+        assert times_in(columns) == sorted(left)
+        # The rows are those of before, so the last learned one is known, and one of those that came is late.
         assert columns.segment is not None
-        # The one of the second of the newest learned event, which cannot be told from a new one.
         assert columns.segment.position.num_late == 1
-        marks = {mark.file: mark.position for mark in columns.segment.marks if not mark.learned_at > 30}
-    # A checkpoint has the offsets after what was removed, which is told once.
-    assert [mark.bytes for mark in marks.values()] == [15, 5, 9]
-    position = columns.segment.position
-    position = StreamPosition(marks, position.frontier, position.predicted, FIRST)
-    with opened(config, StreamState(state.vocabulary, 30, position)) as (topic, reader):
-        assert reader.read({**topic.ends(), "partition-00000": (15, 20), "partition-00002": (9, 20)}) == []
-        assert times_in(reader.columns()) == times
+        rows = dict(zip(times_in(columns), columns.column("file_row").tolist(), strict=True))
+        assert (rows[45], rows[32]) == (15, 10)
 
 
 def test_new_and_removed_partitions_and_another_topic_are_told_or_refused(
@@ -298,9 +293,9 @@ def test_new_and_removed_partitions_and_another_topic_are_told_or_refused(
     with pytest.raises(UserError, match=r"/partition-00001 is gone, and 15 of its rows may not be learned"):
         read_with({"partition-00001": None}, state)
     with pytest.raises(
-        UserError, match=r"partition-00002 of .* ends at offset 4, .* before offset 5: it is another topic"
+        UserError, match=r"partition-00002 of .* ends at offset 19, .* before offset 20: it is another topic"
     ):
-        read_with({"partition-00002": (0, 4)}, state)
+        read_with({"partition-00002": (0, 19)}, state)
     files = {name: position for name, position in state.position.files.items() if "1" not in name}
     position = StreamPosition(files, state.position.frontier, state.position.predicted, FIRST)
     assert read_with({}, StreamState(state.vocabulary, 30, position)) == [
@@ -314,7 +309,7 @@ def test_a_stream_that_has_learned_all_goes_on_after_a_resume(
     config = config_of(kafka.address(name), tmp_path)
     state = learned(kafka, name, config)
     newest = Frontier(FIRST + 900 * 59, "partition-00002", 19)
-    files = {name: FilePosition(20, 20, "", 20) for name in state.position.files}
+    files = {name: FilePosition(20, 20, "", 20, 20) for name in state.position.files}
     state = StreamState(state.vocabulary, 60, StreamPosition(files, newest, newest, FIRST))
     with opened(config, state) as (topic, reader):
         assert read(reader, config, topic.ends()).num_train == 0

@@ -27,14 +27,15 @@ class FilePosition:
     """Position in a file of a stream: what is before it need not be read again.
 
     rows, bytes: numbers of readable rows and of bytes before it; tail: digest of the last `TAIL_BYTES` of
-    these. read: number of rows that were read; a later one that is older than the learned events is late. In
-    a partition of a topic `bytes` is the offset of the next message, and `tail` is empty.
+    these. read, read_bytes: the same numbers at the end of what was read; a later row that is older than the
+    learned events is late. In a partition of a topic bytes are offsets of messages, and `tail` is empty.
     """
 
     rows: int = 0
     bytes: int = 0
     tail: str = ""
     read: int = 0
+    read_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -148,41 +148,51 @@ class Topic:
         Raises:
             UserError: when they cannot be read, or the topic is another one than that of the positions.
         """
+        for name, (_, end) in extents.items():
+            if name in known and end < known[name].read_bytes:
+                raise UserError(
+                    f"{name} of {self.address} ends at offset {end}, and the stream has read its messages "
+                    f"before offset {known[name].read_bytes}: it is another topic of this name. Fix: give the "
+                    "address of the topic, or train anew without --resume."
+                )
+        if not known:
+            self._tell_unread(source)
+        # After a resume first again what was read before: the rows that are left end where it ended.
+        again = {
+            name: Growth(None, begin.rows, FilePosition(bytes=begin.read_bytes, read=begin.read))
+            for name, begin in known.items()
+            if name in extents and max(begin.bytes, extents[name][0]) < begin.read_bytes
+        }
+        growth = again or {
+            name: Growth(None, known[name].read if name in known else 0, FilePosition(bytes=end), low)
+            for name, (low, end) in extents.items()
+            if name not in known or end > known[name].bytes
+        }
         begins = {}
-        for name, (low, end) in extents.items():
-            position = known.get(name)
+        for name, part in growth.items():
+            low, position = extents[name][0], known.get(name)
             begins[name] = low if position is None else max(low, position.bytes)
             if position is None:
                 if known:
                     self.notes.append(f"{name} of {self.address} is new, and is read from offset {low} on")
-            elif end < position.bytes:
-                raise UserError(
-                    f"{name} of {self.address} ends at offset {end}, and the stream has read its messages "
-                    f"before offset {position.bytes}: it is another topic of this name. Fix: give the "
-                    "address of the topic, or train anew without --resume."
-                )
             elif low > position.bytes:
                 offsets = counted(low - position.bytes, "offset")
                 self.notes.append(
-                    f"{name} of {self.address} begins at offset {low}: the topic removed {offsets} from "
-                    f"{position.bytes} on, of which those that are not learned are skipped"
+                    f"{name} begins at offset {low}: the topic removed {offsets} from {position.bytes} on, "
+                    "of which those that are not learned are skipped"
                 )
-        if not known:
-            self._tell_unread(source)
-        ends = {name: extents[name][1] for name in begins if begins[name] < extents[name][1]}
-        files = {
-            name: dataclasses.replace(file, rows_before=known[name].rows if name in known else 0)
-            for name, file in self._files(source, begins, ends, folder).items()
-        }
-        growth = {}
-        for name, (low, end) in extents.items():
-            position = known.get(name, FilePosition(bytes=-1))
-            if end > position.bytes:
-                # If messages were removed, the next one may be any of those that were read, or a new one.
-                rows = position.rows if low <= position.bytes else max(position.rows, position.read)
-                begin = FilePosition(rows, low, "", rows) if low > position.bytes else None
-                growth[name] = Growth(files.get(name), rows, FilePosition(bytes=end), begin)
+                growth[name] = part._replace(rows=None) if again else part
+        ends = {name: part.end.bytes for name, part in growth.items() if begins[name] < part.end.bytes}
+        for name, file in self._files(source, begins, ends, folder).items():
+            rows = known[name].rows if name in known else 0
+            growth[name] = growth[name]._replace(file=dataclasses.replace(file, rows_before=rows))
         return growth
+
+    def unread(
+        self, extents: Mapping[str, tuple[int, int]], known: Mapping[str, FilePosition]
+    ) -> list[str]:
+        """Return the names of the partitions that were not read up to their ends."""
+        return [name for name, (_, end) in extents.items() if name not in known or known[name].bytes < end]
 
     def some_rows(
         self,

@@ -54,9 +54,6 @@ class StreamWindows:
     def begin(self, stream: StreamProgress | None) -> StreamProgress:
         """Return the progress of the stream."""
         stream = stream or StreamProgress(position=self._segment.position)
-        # The numbers of rows may have changed since the checkpoint.
-        position = dataclasses.replace(stream.position, frontier=self._segment.position.frontier)
-        stream = dataclasses.replace(stream, position=position)
         # A window under way was predicted, and the baseline knows it.
         self._biases.learn(*self._events_of(self.window_of(stream)))
         return stream
@@ -141,9 +138,9 @@ class StreamWindows:
         files: dict[str, FilePosition] = {}
         for mark in self._segment.marks:
             # The first mark of a file is one up to which everything is learned.
-            is_learned = mark.learned_at <= learned
-            before = mark.position if is_learned else files.get(mark.file, mark.position)
-            files[mark.file] = dataclasses.replace(before, read=mark.position.read)
+            is_learned, end = mark.learned_at <= learned, mark.position
+            before = end if is_learned else files.get(mark.file, end)
+            files[mark.file] = dataclasses.replace(before, read=end.read, read_bytes=end.read_bytes)
         return files
 
     def _frontier(self, place: int) -> Frontier:

@@ -23,15 +23,16 @@ AT_ONCE = 2**20
 
 
 class Growth(NamedTuple):
-    """Part of a file to read. rows: number of rows before it; end: position after it, without its rows.
+    """Part of a file to read. file: None if nothing is in it; end: position after it.
 
-    file: None if nothing is in it. begin: position of its begin, if it is not where the last reading ended.
+    rows: number of rows before it, None if rows before it were removed; then `end.read` is that at its end.
+    begin: of a new partition, its first offset.
     """
 
     file: File | None
-    rows: int
+    rows: int | None
     end: FilePosition
-    begin: FilePosition | None = None
+    begin: int = 0
 
 
 class StreamFiles(Protocol):
@@ -59,6 +60,9 @@ class StreamFiles(Protocol):
 
         known: positions up to which the files were read; folder: for temporary files.
         """
+
+    def unread(self, ends: Mapping[str, Any], known: Mapping[str, FilePosition]) -> list[str]:
+        """Return the names of the files of which `growth` would return more."""
 
     def some_rows(
         self, source: TableSource, ends: Mapping[str, Any], seen: Mapping[str, int], folder: Path
@@ -118,6 +122,10 @@ class GrowingFiles:
             if part is not None:
                 growth[name] = part
         return growth
+
+    def unread(self, ends: Mapping[str, int], known: Mapping[str, FilePosition]) -> list[str]:
+        """Return no file: `growth` returns all at once."""
+        return []
 
     def some_rows(
         self, source: TableSource, ends: Mapping[str, int], seen: Mapping[str, int], folder: Path

@@ -7,12 +7,13 @@ stream has learned.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +116,7 @@ class StreamReader:
         self._seen = {name: position.read for name, position in state.position.files.items()}
         self._files = files
         self._source: TableSource | None = None
-        # Attributes before the last reading.
+        # Attributes before the readings since the last columns.
         self._before: dict[str, Any] = {}
         self._events: _Unlearned | None = None
         self._names: list[str] = []
@@ -142,12 +143,30 @@ class StreamReader:
                     f"{self._config.stream.topic or source.folder}/{name} is gone, and {left:,} of its rows "
                     "may not be learned. Fix: put it back, or train anew without --resume."
                 )
-        self._read_growth(source, names, ends)
+        with self._undoing():
+            self._read_growth(source, names, ends)
+            while self._files.unread(ends, self._known()):
+                self._read_growth(source, names, ends)
         for name in gone:
             # A stream may have new files for ever.
             del self._marks[name], self._seen[name]
         notes, self._files.notes = self._files.notes, []
         return notes
+
+    @contextlib.contextmanager
+    def _undoing(self) -> Iterator[None]:
+        """Undo the readings since the last columns if one fails: its files may be mended."""
+        try:
+            yield
+        except UserError:
+            for name, value in self._before.items():
+                setattr(self, name, value)
+            self._before = {}
+            raise
+
+    def _known(self) -> dict[str, FilePosition]:
+        """Return the positions up to which the files were read."""
+        return {name: marks[-1] for name, marks in self._marks.items()}
 
     def _read_growth(self, source: TableSource, names: list[str], ends: Mapping[str, Any]) -> None:
         is_first, cache = not self._marks, cache_of(source, self._data)
@@ -160,8 +179,7 @@ class StreamReader:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
         try:
-            known = {name: marks[-1] for name, marks in self._marks.items()}
-            growth = self._files.growth(source, ends, known, temporary)
+            growth = self._files.growth(source, ends, self._known(), temporary)
             parts = [part.file for part in growth.values() if part.file is not None]
             if not parts:
                 if self._events is not None:
@@ -198,26 +216,15 @@ class StreamReader:
     ) -> None:
         """Add the events of a reading to the unlearned ones, without late ones."""
         counts, place = raw.events_per_file, {name: number for number, name in enumerate(names)}
-        begins = {name: growth[name].rows for name in counts}
+        begins = {name: self._first_row(name, growth[name], number) for name, number in counts.items()}
         file = np.repeat([place[name] for name in counts], [*counts.values()]).astype(np.int32)
         rows = [begins[name] + np.arange(number) for name, number in counts.items()]
         row = np.concatenate([np.zeros(0, np.int64), *rows])
         # A file that is not read in parts was read again from its begin.
         known = np.array([self._marks[name][-1].rows if name in self._marks else 0 for name in names])
-        for name, number in counts.items():
-            if begins[name] + number < self._seen.get(name, 0):
-                raise UserError(
-                    f"{name} has {begins[name] + number:,} rows, and {self._seen[name]:,} of it were read: "
-                    "they are not those that this stream has learned from. Fix: put the file back as it was, "
-                    "or train anew without --resume."
-                )
         seen = np.array([self._seen.get(name, 0) for name in names])
         times = raw.events.time
-        predicted, frontier = (
-            # Rows of the same time may be learned.
-            dataclasses.replace(newest, row=NEVER) if self._has_gap(newest.file, growth) else newest
-            for newest in (self.position.predicted, self.position.frontier)
-        )
+        predicted, frontier = self.position.predicted, self.position.frontier
         is_late = predicted.includes(times, file, row, names) & (row >= seen[file])
         num_late = int(np.count_nonzero(is_late))
         is_left = (row >= known[file]) & ~is_late & ~frontier.includes(times, file, row, names)
@@ -242,28 +249,35 @@ class StreamReader:
             raw = dataclasses.replace(raw, events=with_columns(raw.events, lambda column: column[order]))
         order = self._order_of(raw, schema, names, file, row, notes)
         # Only now, when the reading cannot fail any more.
-        self._before = {name: getattr(self, name) for name in ("_events", "_names", "_notes", "position")}
-        self._before |= {name: {**getattr(self, name)} for name in ("_marks", "_seen")}
+        if not self._before:
+            self._before = {name: getattr(self, name) for name in ("_events", "_names", "_notes", "position")}
+            self._before |= {name: {**getattr(self, name)} for name in ("_marks", "_seen")}
         self._mark(growth, counts)
         after = self._learned_after(names, file, row, raw.events.time, order)
-        self._events, self._names, self._notes = _Unlearned(raw, file, row, order, after), names, notes
+        self._events, self._names = _Unlearned(raw, file, row, order, after), names
+        self._notes = [*self._notes, *notes]
         num_late += self.position.num_late
-        self.position = dataclasses.replace(
-            self.position, predicted=predicted, frontier=frontier, num_late=num_late
-        )
+        self.position = dataclasses.replace(self.position, num_late=num_late)
 
-    def _has_gap(self, name: str, growth: Mapping[str, Growth]) -> bool:
-        """Return True if the rows of a file that were read have other numbers now: some were removed."""
-        return name in self._marks and name in growth and growth[name].rows > self._marks[name][-1].rows
+    def _first_row(self, name: str, part: Growth, number: int) -> int:
+        """Return the number of rows of a file before a part, which has so many; refuse impossible ones."""
+        seen = self._seen.get(name, 0)
+        # The rows that a topic still has are numbered from their end, which was read before.
+        begin = part.end.read - number if part.rows is None else part.rows
+        if begin + number < seen or (part.rows is None and begin < self._marks[name][-1].rows):
+            raise UserError(
+                f"{name} has {begin + number:,} rows, and {seen:,} of it were read: they are not those that "
+                "this stream has learned from. Fix: put the file back as it was, or train anew without "
+                "--resume."
+            )
+        return begin
 
     def _mark(self, growth: Mapping[str, Growth], counts: Mapping[str, int]) -> None:
         """Add the marks of a reading. counts: number of rows of each file that were read."""
         for name, part in growth.items():
-            rows = part.rows + counts.get(name, 0)
-            mark = dataclasses.replace(part.end, rows=rows, read=rows)
-            before = self._marks.get(name, [] if part.begin else [FilePosition()])
-            begin = [] if part.begin is None else [part.begin]
-            self._marks[name] = _thinned([*before, *begin, mark])
+            rows = part.end.read if part.rows is None else part.rows + counts.get(name, 0)
+            mark = dataclasses.replace(part.end, rows=rows, read=rows, read_bytes=part.end.bytes)
+            self._marks[name] = _thinned([*self._marks.get(name, [FilePosition(bytes=part.begin)]), mark])
             self._seen[name] = max(rows, self._seen.get(name, 0))
 
     def _order_of(
@@ -345,14 +359,9 @@ class StreamReader:
             UserError: when they cannot be written, or a new stream has no event. Then the last reading is
                 undone: its files may be mended.
         """
-        try:
+        with self._undoing():
             columns = self._columns()
-        except UserError:
-            for name, value in self._before.items():
-                setattr(self, name, value)
-            raise
-        finally:
-            self._before = {}
+        self._before = {}
         return columns
 
     def _columns(self) -> Columns:
