@@ -172,14 +172,20 @@ def test_bad_messages_are_bad_rows_and_messages_without_a_value_are_counted(
     config = config.replaced(bad_rows="skip", max_bad_rows=0.1)
     with opened(config) as (topic, reader):
         ends = topic.ends()
-        assert reader.read(ends) == [f"skipped 2 messages without a value of {topic.address}"]
+        assert reader.read(ends) == ["skipped 2 messages without a value"]
         columns = reader.columns()
         assert columns.num_train == 290
         assert sum("partition-0000" in note and "not a JSON object" in note for note in columns.notes) == 2
         # Nothing to parse, but the position moves.
         kafka.send(name, [None, None, None], 3)
-        assert reader.read(topic.ends()) == [f"skipped 3 messages without a value of {topic.address}"]
+        assert reader.read(topic.ends()) == ["skipped 3 messages without a value"]
         assert reader.read(topic.ends()) == []
+        # A reading may have bad messages alone, or lack columns.
+        kafka.send(name, [b"no json", *as_json([{"user": "u1"}])], 3)
+        reader.read(topic.ends())
+        columns = reader.columns()
+        assert columns.num_train == 290
+        assert [note for note in columns.notes if "not a JSON object" in note or "is missing" in note]
 
 
 def test_a_lost_broker_and_moved_leaders_lose_no_message(kafka: MockKafka, name: str, tmp_path: Path) -> None:
@@ -279,6 +285,20 @@ def test_a_resume_reads_from_the_offsets_of_the_checkpoint_and_counts_removed_me
         assert (rows[45], rows[32]) == (15, 10)
 
 
+def test_messages_that_are_removed_before_they_are_read_count_as_removed(
+    kafka: MockKafka, name: str, tmp_path: Path
+) -> None:
+    config = config_of(kafka.address(name), tmp_path)
+    # Brokers keep 5 MiB of a partition.
+    for line in as_json(ratings(13)):
+        kafka.send(name, [line[:-1] + b', "more": "' + b"." * 500_000 + b'"}'], 1)
+    with opened(config) as (topic, reader):
+        low, end = topic.ends()["partition-00000"]
+        assert 0 < low < end == 13
+        reader.read({"partition-00000": (0, 13)})
+        assert times_in(reader.columns()) == [*range(low, 13)]
+
+
 def test_new_and_removed_partitions_and_another_topic_are_told_or_refused(
     kafka: MockKafka, name: str, tmp_path: Path
 ) -> None:
@@ -299,7 +319,7 @@ def test_new_and_removed_partitions_and_another_topic_are_told_or_refused(
     files = {name: position for name, position in state.position.files.items() if "1" not in name}
     position = StreamPosition(files, state.position.frontier, state.position.predicted, FIRST)
     assert read_with({}, StreamState(state.vocabulary, 30, position)) == [
-        f"partition-00001 of {kafka.address(name)} is new, and is read from offset 0 on"
+        "partition-00001 is new, and is read from offset 0 on"
     ]
 
 
@@ -312,7 +332,8 @@ def test_a_stream_that_has_learned_all_goes_on_after_a_resume(
     files = {name: FilePosition(20, 20, "", 20, 20) for name in state.position.files}
     state = StreamState(state.vocabulary, 60, StreamPosition(files, newest, newest, FIRST))
     with opened(config, state) as (topic, reader):
-        assert read(reader, config, topic.ends()).num_train == 0
+        # Also if the topic has removed all messages.
+        assert read(reader, config, dict.fromkeys(topic.ends(), (20, 20))).num_train == 0
         kafka.send(name, as_json(ratings(6, first=60)), 3)
         assert times_in(read(reader, config, topic.ends())) == [*range(60, 66)]
 

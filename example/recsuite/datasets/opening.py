@@ -173,16 +173,10 @@ def open_data(
     with contextlib.ExitStack() as stack:
         stream_reader, following = None, None
         if config.stream.stream:
-            kafka = extra("kafka") if config.stream.topic else None
-            files = stack.enter_context(
-                contextlib.closing(GrowingFiles(config) if kafka is None else kafka.Topic(config))
-            )
             # Before the files are read: later changes are new data.
-            if config.stream.follow_data and kafka is None:
-                following = FileWatcher(config, context.say)
-            ends = dict(broadcast_from_rank0(files.ends))
-            if config.stream.follow_data and kafka is not None:
-                following = kafka.TopicWatcher(files, ends)
+            files, following = _files_of(config, context)
+            stack.callback(files.close)
+            ends = {} if config.checkpoint.compact else dict(broadcast_from_rank0(files.ends))
             stream_reader = make_reader(files)
             stack.callback(_close, stream_reader)
             columns = open_segment(stream_reader, context, None, ends)
@@ -192,6 +186,16 @@ def open_data(
         # Before the model is built, so that the workers start and make their first batches meanwhile.
         loader = stack.enter_context(load(columns, config, context, build))
         yield Data(columns, loader, stream_reader, following, build)
+
+
+def _files_of(config: Config, context: RuntimeContext) -> tuple[StreamFiles, Watcher | None]:
+    """Return the files of a stream, or its topic, and the polling of these if they are followed."""
+    follows = config.stream.follow_data
+    if not config.stream.topic:
+        return GrowingFiles(config), FileWatcher(config, context.say) if follows else None
+    kafka = extra("kafka")
+    topic = kafka.Topic(config)
+    return topic, kafka.TopicWatcher(topic) if follows else None
 
 
 def _report_data(columns: Columns, config: Config, context: RuntimeContext) -> None:

@@ -64,11 +64,6 @@ class StreamFiles(Protocol):
     def unread(self, ends: Mapping[str, Any], known: Mapping[str, FilePosition]) -> list[str]:
         """Return the names of the files of which `growth` would return more."""
 
-    def some_rows(
-        self, source: TableSource, ends: Mapping[str, Any], seen: Mapping[str, int], folder: Path
-    ) -> File:
-        """Return a file of which rows were read, or any. seen: number of rows of each that were read."""
-
     def close(self) -> None:
         """Close connections."""
 
@@ -127,14 +122,6 @@ class GrowingFiles:
         """Return no file: `growth` returns all at once."""
         return []
 
-    def some_rows(
-        self, source: TableSource, ends: Mapping[str, int], seen: Mapping[str, int], folder: Path
-    ) -> File:
-        """Return a file with rows that were read, or any."""
-        files = source.tables.events
-        read = (file for file in files if seen.get(source.tables.name_of(file)))
-        return next(read, files[-1])
-
     def _part(self, file: File, known: FilePosition, end: int) -> Growth | None:
         # Imported here: a rank that reads no files needs no Arrow.
         from recsuite.datasets.tables.formats import can_be_cut, header_of
@@ -155,7 +142,8 @@ class GrowingFiles:
                 "the end of files. Fix: put the file back as it was, or train anew without --resume."
             )
         if known.bytes or end != file.size:
-            file = dataclasses.replace(file, part=(known.bytes, end), rows_before=known.rows)
+            begin, rows = known.bytes, known.rows
+            file = dataclasses.replace(file, part=(begin, end), rows_before=rows, is_more=begin > 0)
         return Growth(file, known.rows, FilePosition(bytes=end, tail=_tail_of(file, end)))
 
     def _whole_lines(self, file: File, begin: int, end: int) -> int:

@@ -49,6 +49,7 @@ from recsuite.datasets.streams import (
     end_of_window,
     num_events_of_wrong_clock,
 )
+from recsuite.datasets.tables.files import File
 from recsuite.errors import UserError, counted
 from recsuite.files import explained, locked
 from recsuite.ids import ids_of
@@ -185,8 +186,9 @@ class StreamReader:
                 if self._events is not None:
                     self._mark(growth, {})
                     return
-                # All is learned. The features of users and items are those of any rows, which are old.
-                parts = [self._files.some_rows(source, ends, self._seen, temporary)]
+                # All is learned.
+                (nothing := temporary / "nothing.jsonl").write_text("\n")
+                parts = [File(str(nothing), "jsonl", is_more=True)]
             with explained(said, advice):
                 tables = dataclasses.replace(source.tables, events=tuple(parts))
                 # Only a first reading may be repeated by another training.
@@ -203,8 +205,6 @@ class StreamReader:
             for name, part in growth.items()
             if part.file is not None
         }
-        if not counts:
-            raw = only(raw, np.zeros(len(raw.events.time), bool))
         self._add(dataclasses.replace(raw, events_per_file=counts), source.schema, names, growth)
 
     def _add(
@@ -368,7 +368,7 @@ class StreamReader:
         source, events = self._source, self._events
         assert source is not None
         assert events is not None
-        if self._first == 0 and not self.has_more:
+        if not (self._first or self.has_more or self._vocabulary):
             raise UserError(
                 f"A stream requires {source.schema.labels}, and there are none; give files that hold some."
             )
