@@ -377,11 +377,10 @@ def test_events_after_the_newest_of_a_late_partition_are_held_back_up_to_a_delay
     if not config.stream.follow_data:
         config = config.replaced(partition_delay="5m")
     with opened(config) as (topic, reader):
-        reader.read(topic.ends())
-        columns = reader.columns()
+        notes = reader.read(topic.ends())
         # The newest events are those of places 7, 8, 5.
-        assert times_in(columns) == [*range(9 - held)]
-        notes = [note for note in columns.notes if "held back" in note]
+        assert times_in(reader.columns()) == [*range(9 - held)]
+        notes = [note for note in notes if "held back" in note]
         assert len(notes) == bool(held)
         for note in notes:
             assert note.startswith(f"{held} rating")
@@ -389,6 +388,24 @@ def test_events_after_the_newest_of_a_late_partition_are_held_back_up_to_a_delay
         if held == 3:
             kafka.send(name, [None, None, *as_json(ratings(1, first=7))], 3)
             assert times_in(read(reader, config, topic.ends())) == [0, 1, 2, 3, 4, 5, 6, 7, 7]
+
+
+def test_a_window_ends_when_an_event_is_newer_by_the_delay_and_not_one_event_later(
+    kafka: MockKafka, name: str, tmp_path: Path
+) -> None:
+    flags = {"follow_data": True, "window": "1h", "partition_delay": "5m"}
+    config = config_of(kafka.address(name), tmp_path, **flags)
+    begin, dues = FIRST // 3_600 * 3_600, []
+    with opened(config) as (topic, reader):
+        # The other partitions are idle.
+        for second in (0, 1_800, 3_600, 3_899, 3_900):
+            kafka.send(name, as_json([{"user": "u", "item": 1, "rating": 3, "timestamp": begin + second}]), 1)
+            reader.read(topic.ends())
+            dues.append(reader.is_due)
+        assert dues == [False, False, False, False, True]
+        columns = reader.columns()
+        assert columns.segment is not None
+        assert (columns.num_train, columns.segment.until) == (3, begin + 3_600)
 
 
 def test_events_of_files_beside_a_topic_are_told_and_named_ones_refused(

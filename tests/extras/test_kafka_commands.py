@@ -243,9 +243,9 @@ def test_a_training_follows_a_topic_and_late_messages_are_skipped_and_counted(
         assert stream_in(save_dir).end == 1_200
         late = as_json(ratings(3, first=10))
         kafka.send("growing", [*as_json(ratings(237, first=1_200)), *late, None], 2)
-        wait_for_ratings(process, 237, 3)
         kafka.send("growing", as_json(ratings(3, first=1_437)), 2)
-        wait_for_ratings(process, 3)
+        # They are told when their window is complete.
+        wait_for_ratings(process, 240, 3)
         wait_for(process, "waiting for more ratings")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 143
@@ -269,8 +269,8 @@ def test_a_window_waits_for_a_late_partition_up_to_the_delay_and_then_its_events
         wait_for(process, "96 ratings held back until partition-00001 has a newer one")
         wait_for(process, "waiting for more ratings")
         assert stream_in(save_dir).end == 488
-        kafka.send("late", [None, *as_json(ratings(1, first=450))], 2)
-        wait_for_ratings(process, 0, 1)
+        kafka.send("late", [None, *as_json([*ratings(1, first=450), *ratings(4, first=592)])], 2)
+        wait_for(process, "and 1 other older than the learned events, skipped")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 143
 

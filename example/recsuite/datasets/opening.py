@@ -179,7 +179,9 @@ def open_data(
             ends = {} if config.checkpoint.compact else dict(broadcast_from_rank0(files.ends))
             stream_reader = make_reader(files)
             stack.callback(_close, stream_reader)
-            columns = open_segment(stream_reader, context, None, ends)
+            first = open_segment(stream_reader, context, None, ends)
+            assert first is not None
+            columns = first
         else:
             columns = open_same_columns(config, context)
         _report_data(columns, config, context)
@@ -247,8 +249,10 @@ def open_segment(
     context: RuntimeContext,
     learned: int | None,
     ends: Mapping[str, Any] | None = None,
-) -> Columns:
+) -> Columns | None:
     """Return the columns of the next segment of a stream, the same on every machine. Collective: every rank.
+
+    Return None if data were read that have no other window yet: the columns would be made again and again.
 
     stream_reader: on the first rank of each machine; learned: position of the stream that was learned, None
     for the one at which it began; ends: of the files up to which it is read, None to read nothing.
@@ -257,18 +261,20 @@ def open_segment(
         UserError: when the data cannot be read, or differ between machines.
     """
 
-    def opened() -> tuple[str, Columns, list[str]]:
+    def opened() -> tuple[str, Columns | None, list[str]]:
         assert stream_reader is not None
         if learned is not None:
             stream_reader.advance(learned)
         notes = [] if ends is None else stream_reader.read(ends)
-        return gethostname(), stream_reader.columns(), notes
+        is_needed = ends is None or learned is None or stream_reader.is_due
+        return gethostname(), stream_reader.columns() if is_needed else None, notes
 
     everyones = once_per_node(context, opened, PREPARATION_DEADLINE)
-    _check_same_data([machine[:2] for machine in everyones])
     for note in everyones[0][2]:
         context.say(note)
-    columns: Columns = everyones[context.rank][1]
+    if everyones[0][1] is not None:
+        _check_same_data([machine[:2] for machine in everyones])
+    columns: Columns | None = everyones[context.rank][1]
     return columns
 
 

@@ -76,8 +76,8 @@ class StreamWindows:
         """Return the window under way, or the next one; None if these columns have no other."""
         if stream.is_under_way:
             return self.window_of(stream)
-        first, is_open = self._segment.first, self.following is not None and not self.has_more
-        window = next_window(self._times, stream.end, self._span, is_open, first)
+        first = self._segment.first
+        window = next_window(self._times, stream.end, self._span, self._segment.until, first)
         return None if window is None else Window(window.begin - first, window.end - first)
 
     @property
@@ -166,7 +166,7 @@ class StreamWindows:
         return f"{said}; {some} held until their window ends"
 
     def grow(self, stream: StreamProgress) -> bool:
-        """Switch to columns of the next events; False if they cannot be read yet. Then `load`.
+        """Switch to columns of the next events; False if they have no other window yet. Then `load`.
 
         Reads what the files have beyond the last reading, unless events of it are left.
 
@@ -181,6 +181,8 @@ class StreamWindows:
             if following is None:
                 raise
             following.on_unreadable(error)
+            return False
+        if columns is None:
             return False
         self._open(columns)
         return True

@@ -47,6 +47,7 @@ from recsuite.datasets.streams import (
     StreamSegment,
     StreamState,
     end_of_window,
+    next_window,
     num_events_of_wrong_clock,
 )
 from recsuite.datasets.tables.files import File
@@ -73,8 +74,8 @@ class _Unlearned:
 
     raw: the events, by file and row; file: place of each in the names, int32; row: its row there, int64;
     order: their places in the order of time, int32, without those held back. after: by the file and the rows
-    of a mark, the number of events of the order after which all before it is learned. begin: number of events
-    of the order that are learned.
+    of a mark, the number of events of the order after which all before it is learned. held_back: describes
+    the others; empty without any. begin: number of events of the order that are learned.
     """
 
     raw: RawData
@@ -82,6 +83,7 @@ class _Unlearned:
     row: np.ndarray
     order: np.ndarray
     after: dict[tuple[str, int], int]
+    held_back: str
     begin: int = 0
 
     def num_before(self, name: str, mark: FilePosition) -> int:
@@ -121,6 +123,8 @@ class StreamReader:
         self._before: dict[str, Any] = {}
         self._events: _Unlearned | None = None
         self._names: list[str] = []
+        # Partitions for which the windows wait.
+        self._late = ""
         self._number = 0
         self._notes: list[str] = []
 
@@ -152,6 +156,10 @@ class StreamReader:
             # A stream may have new files for ever.
             del self._marks[name], self._seen[name]
         notes, self._files.notes = self._files.notes, []
+        late, said = self._until()[1:]
+        if late != self._late:
+            self._late = late
+            notes += [said] if late else []
         return notes
 
     @contextlib.contextmanager
@@ -247,14 +255,14 @@ class StreamReader:
             order = np.lexsort((row, file))
             file, row = file[order], row[order]
             raw = dataclasses.replace(raw, events=with_columns(raw.events, lambda column: column[order]))
-        order = self._order_of(raw, schema, names, file, row, notes)
+        order, held_back = self._order_of(raw, schema, names, file, row)
         # Only now, when the reading cannot fail any more.
         if not self._before:
             self._before = {name: getattr(self, name) for name in ("_events", "_names", "_notes", "position")}
             self._before |= {name: {**getattr(self, name)} for name in ("_marks", "_seen")}
         self._mark(growth, counts)
         after = self._learned_after(names, file, row, raw.events.time, order)
-        self._events, self._names = _Unlearned(raw, file, row, order, after), names
+        self._events, self._names = _Unlearned(raw, file, row, order, after, held_back), names
         self._notes = [*self._notes, *notes]
         num_late += self.position.num_late
         self.position = dataclasses.replace(self.position, num_late=num_late)
@@ -287,15 +295,15 @@ class StreamReader:
         names: list[str],
         file: np.ndarray,
         row: np.ndarray,
-        notes: list[str],
-    ) -> np.ndarray:
-        """Return the places of the events in the order of time, without those of a wrong clock."""
+    ) -> tuple[np.ndarray, str]:
+        """Return the places of the events in the order of time, and a note on those of a wrong clock."""
         order, position = sorted_places(raw.events.time), self.position
         times = raw.events.time[order]
         if times[:1].min(initial=0) < 0:
             raise UserError(f"A stream of {schema.labels} from before 1970 is not known; leave --stream out.")
         learned = position.frontier.time if self._first else -1
         held = num_events_of_wrong_clock(times, time.time(), learned, position.first_time, self._first)
+        said = ""
         if held:
             first = order[-held]
             before = int(times[-held - 1]) if held < len(times) else learned
@@ -303,27 +311,9 @@ class StreamReader:
                 schema, held, (names[file[first]], int(row[first])), int(times[-held]), before
             )
             ahead = int(np.count_nonzero(times[-held:] > time.time() + SECONDS_PER_DAY))
-            notes.append(
-                f"{said}; a --resume skips {ahead:,} over a day ahead of the clock" if ahead else said
-            )
+            said += f"; a --resume skips {ahead:,} over a day ahead of the clock" if ahead else ""
         order = order[: len(order) - held]
-        delay = self._config.stream.delay
-        if not (self._trains and delay is not None and self._span.is_time and len(order)):
-            return order
-        # A partition that is late may have events of a window that seems to be complete.
-        times = raw.events.time[order]
-        newest = np.full(len(names), position.predicted.time)
-        np.maximum.at(newest, file[order], times)
-        until = max(newest.min(), times[-1] - delay.amount, times[0])
-        number = int(np.searchsorted(times, until, side="right"))
-        if number < len(order):
-            late = [name for name, time in zip(names, newest, strict=True) if time < times[number]]
-            several, listed = counted(len(order) - number, schema.label), ", ".join(late[:MOST_NAMES])
-            notes.append(
-                f"{several} held back until {listed}{', ...' * (len(late) > MOST_NAMES)} has a newer one, or "
-                f"others are newer by --partition_delay {self._config.stream.partition_delay}"
-            )
-        return order[:number]
+        return order, said
 
     def _learned_after(
         self, names: list[str], file: np.ndarray, row: np.ndarray, times: np.ndarray, order: np.ndarray
@@ -352,6 +342,43 @@ class StreamReader:
         """True if events were read that are not learned."""
         return self._events is not None and self._events.begin < len(self._events.order)
 
+    @property
+    def is_due(self) -> bool:
+        """True if the events of the next window have come."""
+        events = self._events
+        assert events is not None
+        times = events.raw.events.time[events.order[events.begin :]]
+        return next_window(times, self._first, self._span, self._until()[0], self._first) is not None
+
+    def _until(self) -> tuple[int | None, str, str]:
+        """Return the time for `next_window`, the partitions for which windows wait, and a note on them."""
+        events, stream, source = self._events, self._config.stream, self._source
+        assert events is not None
+        assert source is not None
+        order = events.order[events.begin :]
+        if not (self._trains and stream.follow_data):
+            return None, "", ""
+        if not len(order):
+            return self.position.predicted.time, "", ""
+        times = events.raw.events.time[order]
+        if stream.delay is None or not self._span.is_time:
+            return int(times[-1]), "", ""
+        # A partition that is late may have events of a window that seems to be complete.
+        newest = np.full(len(self._names), self.position.predicted.time)
+        np.maximum.at(newest, events.file[order], times)
+        until = int(max(newest.min(), times[-1] - stream.delay.amount, times[0]))
+        number = int(np.count_nonzero(times > until))
+        if not number:
+            return until, "", ""
+        late = [name for name, time in zip(self._names, newest, strict=True) if time <= until]
+        listed = f"{', '.join(late[:MOST_NAMES])}{', ...' * (len(late) > MOST_NAMES)}"
+        return (
+            until,
+            listed,
+            f"{counted(number, source.schema.label)} held back until {listed} has a newer one, or others are "
+            f"newer by --partition_delay {stream.partition_delay}",
+        )
+
     def columns(self) -> Columns:
         """Write and return the columns of the next segment, which is empty if all is learned.
 
@@ -373,7 +400,8 @@ class StreamReader:
                 f"A stream requires {source.schema.labels}, and there are none; give files that hold some."
             )
         cache = cache_of(source, self._data)
-        order, num_left = self._next_order(events)
+        until = self._until()[0]
+        order, num_left = self._next_order(events, until)
         if not self._vocabulary and num_left:
             self._vocabulary = self._whole_vocabulary(events, source.schema, cache)
         raw, of_raw = events.raw, order
@@ -381,7 +409,7 @@ class StreamReader:
             raw, of_raw = restricted(events.raw, order), np.arange(len(order))
             raw = with_histories(raw, source.schema, self.recent)
         segment = StreamSegment(
-            self._first, num_left, tuple(self._names), self._marks_of(events), self.position
+            self._first, num_left, tuple(self._names), self._marks_of(events), self.position, until
         )
         # Imported here: a rank that does not make columns needs no compiler of loops.
         from recsuite.datasets.preparation.making import StreamPart, make_columns
@@ -392,7 +420,7 @@ class StreamReader:
             row=events.row[order],
             vocabulary=self._vocabulary,
             sums=self.recent.sums_of(_ids_of(raw, source.schema)),
-            notes=self._notes,
+            notes=[*self._notes, *filter(None, [events.held_back])],
             segment=segment,
         )
         folder = cache / f"{STREAM}_{self._owner}-{self._number}"
@@ -411,11 +439,13 @@ class StreamReader:
         self._vocabulary = self._vocabulary or (folder / VOCABULARY).read_text()
         return with_history(columns, self._config)
 
-    def _next_order(self, events: _Unlearned) -> tuple[np.ndarray, int]:
+    def _next_order(self, events: _Unlearned, until: int | None) -> tuple[np.ndarray, int]:
         """Return the places of the next segment's events, and the number of events after them."""
         order = events.order[events.begin :]
         if not self._trains:
             return order, 0
+        if until is not None:
+            order = order[: np.searchsorted(events.raw.events.time[order], until, side="right")]
         # Where the kept users are looked at again: the same place however the events came.
         most = PRUNE_EVERY - self._first % PRUNE_EVERY
         if len(order) <= most:
