@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -66,6 +66,14 @@ MOST_UNKNOWN = 2**16
 MOST_NAMES = 3
 # Position of an event that is held back.
 NEVER = 2**53
+
+
+class _Placed(NamedTuple):
+    """Events, the place of the file of each in the names, int32, and its row there, int64."""
+
+    raw: RawData
+    file: np.ndarray
+    row: np.ndarray
 
 
 @dataclasses.dataclass
@@ -223,39 +231,15 @@ class StreamReader:
         growth: Mapping[str, Growth],
     ) -> None:
         """Add the events of a reading to the unlearned ones, without late ones."""
-        counts, place = raw.events_per_file, {name: number for number, name in enumerate(names)}
-        begins = {name: self._first_row(name, growth[name], number) for name, number in counts.items()}
-        file = np.repeat([place[name] for name in counts], [*counts.values()]).astype(np.int32)
-        rows = [begins[name] + np.arange(number) for name, number in counts.items()]
-        row = np.concatenate([np.zeros(0, np.int64), *rows])
-        # A file that is not read in parts was read again from its begin.
-        known = np.array([self._marks[name][-1].rows if name in self._marks else 0 for name in names])
-        seen = np.array([self._seen.get(name, 0) for name in names])
-        times = raw.events.time
-        predicted, frontier = self.position.predicted, self.position.frontier
-        is_late = predicted.includes(times, file, row, names) & (row >= seen[file])
-        num_late = int(np.count_nonzero(is_late))
-        is_left = (row >= known[file]) & ~is_late & ~frontier.includes(times, file, row, names)
-        notes = [*raw.skipped]
+        counts = raw.events_per_file
+        read, num_late = self._without_late(raw, *self._places_of(counts, names, growth), names)
+        raw, file, row = read if self._events is None else self._with_held(self._events, read, names, schema)
+        order, held_back = self._order_of(raw, schema, names, file, row)
+        notes = [*read.raw.skipped]
         if num_late:
             one = f"{schema.label} is older than the trained events, and is skipped"
             several = f"{schema.labels} are older than the trained events, and are skipped"
             notes.append(counted(num_late, one, several))
-        file, row, num_skipped = file[is_left], row[is_left], raw.num_skipped
-        raw = dataclasses.replace(raw if is_left.all() else only(raw, is_left), num_skipped=num_skipped)
-        if self._events is not None:
-            held = self._events
-            # Other files may have come between, and those of which all is learned may be gone.
-            moved = np.array([place.get(name, -1) for name in self._names], np.int32)
-            mask = moved[held.file] >= 0
-            mask[held.order[: held.begin]] = False
-            file = np.concatenate([moved[held.file[mask]], file])
-            row = np.concatenate([held.row[mask], row])
-            raw = joined(restricted(held.raw, np.flatnonzero(mask)), raw, schema)
-            order = np.lexsort((row, file))
-            file, row = file[order], row[order]
-            raw = dataclasses.replace(raw, events=with_columns(raw.events, lambda column: column[order]))
-        order, held_back = self._order_of(raw, schema, names, file, row)
         # Only now, when the reading cannot fail any more.
         if not self._before:
             self._before = {name: getattr(self, name) for name in ("_events", "_names", "_notes", "position")}
@@ -266,6 +250,44 @@ class StreamReader:
         self._notes = [*self._notes, *notes]
         num_late += self.position.num_late
         self.position = dataclasses.replace(self.position, num_late=num_late)
+
+    def _places_of(
+        self, counts: Mapping[str, int], names: list[str], growth: Mapping[str, Growth]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the file and the row of each event of a reading. counts: number of events of each file."""
+        file = np.repeat([names.index(name) for name in counts], [*counts.values()]).astype(np.int32)
+        rows = [
+            self._first_row(name, growth[name], counts[name]) + np.arange(counts[name]) for name in counts
+        ]
+        return file, np.concatenate([np.zeros(0, np.int64), *rows])
+
+    def _without_late(
+        self, raw: RawData, file: np.ndarray, row: np.ndarray, names: list[str]
+    ) -> tuple[_Placed, int]:
+        """Return the events of a reading that are neither learned nor late, and the number of late ones."""
+        # A file that is not read in parts was read again from its begin.
+        known = np.array([self._marks[name][-1].rows if name in self._marks else 0 for name in names])
+        seen = np.array([self._seen.get(name, 0) for name in names])
+        place = (raw.events.time, file, row, names)
+        is_late = self.position.predicted.includes(*place) & (row >= seen[file])
+        is_left = (row >= known[file]) & ~is_late & ~self.position.frontier.includes(*place)
+        left = raw if is_left.all() else only(raw, is_left)
+        left = dataclasses.replace(left, num_skipped=raw.num_skipped)
+        return _Placed(left, file[is_left], row[is_left]), int(np.count_nonzero(is_late))
+
+    def _with_held(self, held: _Unlearned, read: _Placed, names: list[str], schema: Schema) -> _Placed:
+        """Return the unlearned events and those of a reading, by file and row."""
+        place = {name: number for number, name in enumerate(names)}
+        # Other files may have come between, and those of which all is learned may be gone.
+        moved = np.array([place.get(name, -1) for name in self._names], np.int32)
+        mask = moved[held.file] >= 0
+        mask[held.order[: held.begin]] = False
+        file = np.concatenate([moved[held.file[mask]], read.file])
+        row = np.concatenate([held.row[mask], read.row])
+        raw = joined(restricted(held.raw, np.flatnonzero(mask)), read.raw, schema)
+        order = np.lexsort((row, file))
+        raw = dataclasses.replace(raw, events=with_columns(raw.events, lambda column: column[order]))
+        return _Placed(raw, file[order], row[order])
 
     def _first_row(self, name: str, part: Growth, number: int) -> int:
         """Return the number of rows of a file before a part, which has so many; refuse impossible ones."""
