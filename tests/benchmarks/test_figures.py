@@ -24,6 +24,7 @@ TABLES = [
     ("online_serving", "online_serving", "online"),
     ("kafka", "kafka", "kafka"),
     ("stream_cost", "stream_cost", "stream cost"),
+    ("partitions", "partitions", "partitions"),
     ("sequences", "sequences", "sequences"),
     ("sequences", "sequences_planted", "sequences_planted"),
     ("sequences_speed", "sequences_speed", "speed"),

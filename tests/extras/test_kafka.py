@@ -172,14 +172,20 @@ def test_bad_messages_are_bad_rows_and_messages_without_a_value_are_counted(
     config = config.replaced(bad_rows="skip", max_bad_rows=0.1)
     with opened(config) as (topic, reader):
         ends = topic.ends()
-        assert reader.read(ends) == [f"skipped 2 messages without a value of {topic.address}"]
+        assert reader.read(ends) == ["skipped 2 messages without a value"]
         columns = reader.columns()
         assert columns.num_train == 290
         assert sum("partition-0000" in note and "not a JSON object" in note for note in columns.notes) == 2
         # Nothing to parse, but the position moves.
         kafka.send(name, [None, None, None], 3)
-        assert reader.read(topic.ends()) == [f"skipped 3 messages without a value of {topic.address}"]
+        assert reader.read(topic.ends()) == ["skipped 3 messages without a value"]
         assert reader.read(topic.ends()) == []
+        # A reading may have bad messages alone, or lack columns.
+        kafka.send(name, [b"no json", *as_json([{"user": "u1"}])], 3)
+        reader.read(topic.ends())
+        columns = reader.columns()
+        assert columns.num_train == 290
+        assert [note for note in columns.notes if "not a JSON object" in note or "is missing" in note]
 
 
 def test_a_lost_broker_and_moved_leaders_lose_no_message(kafka: MockKafka, name: str, tmp_path: Path) -> None:
@@ -247,7 +253,7 @@ def learned(kafka: MockKafka, name: str, config: Config) -> StreamState:
     with opened(config) as (topic, reader):
         vocabulary = Path(read(reader, config, topic.ends()).folder, "vocabulary.json").read_text()
     newest = Frontier(FIRST + 900 * 29, "partition-00002", 9)
-    files = {f"partition-0000{number}": FilePosition(5, 5, "", 20) for number in range(3)}
+    files = {f"partition-0000{number}": FilePosition(5, 5, "", 20, 20) for number in range(3)}
     return StreamState(vocabulary, 30, StreamPosition(files, newest, newest, FIRST))
 
 
@@ -260,28 +266,37 @@ def test_a_resume_reads_from_the_offsets_of_the_checkpoint_and_counts_removed_me
         # What is removed before offset 5 is learned.
         assert reader.read({**topic.ends(), "partition-00000": (5, 20)}) == []
         assert times_in(reader.columns()) == [*range(30, 60)]
+    kafka.send(name, as_json(ratings(1, first=2)), 1)
     with opened(config, state) as (topic, reader):
-        # As if the topic had removed messages: the mock brokers do not. Of partition 2 one is learned.
-        notes = reader.read({**topic.ends(), "partition-00000": (15, 20), "partition-00002": (9, 20)})
-        assert notes == [
-            f"partition-0000{number} of {topic.address} begins at offset {low}: the topic removed "
-            f"{low - 5} offsets from 5 on, of which those that are not learned are skipped"
-            for number, low in ((0, 15), (2, 9))
+        # As if the topic had removed messages. Of partition 2 one is learned, and all of 1 are removed.
+        lows = {"partition-00000": (15, 21), "partition-00001": (20, 20), "partition-00002": (9, 20)}
+        assert reader.read({**topic.ends(), **lows}) == [
+            f"partition-0000{number} begins at offset {low}: the topic removed {low - 5} offsets from 5 on, "
+            "of which those that are not learned are skipped"
+            for number, low in ((0, 15), (2, 9), (1, 20))
         ]
         columns = reader.columns()
-        times = times_in(columns)
-        assert times == [place for place in range(30, 60) if place % 3 or place >= 45]
+        left = {*range(32, 60, 3), *range(45, 60, 3)}
+        assert times_in(columns) == sorted(left)
+        # The rows are those of before, so the last learned one is known, and one of those that came is late.
         assert columns.segment is not None
-        # The one of the second of the newest learned event, which cannot be told from a new one.
         assert columns.segment.position.num_late == 1
-        marks = {mark.file: mark.position for mark in columns.segment.marks if not mark.learned_at > 30}
-    # A checkpoint has the offsets after what was removed, which is told once.
-    assert [mark.bytes for mark in marks.values()] == [15, 5, 9]
-    position = columns.segment.position
-    position = StreamPosition(marks, position.frontier, position.predicted, FIRST)
-    with opened(config, StreamState(state.vocabulary, 30, position)) as (topic, reader):
-        assert reader.read({**topic.ends(), "partition-00000": (15, 20), "partition-00002": (9, 20)}) == []
-        assert times_in(reader.columns()) == times
+        rows = dict(zip(times_in(columns), columns.column("file_row").tolist(), strict=True))
+        assert (rows[45], rows[32]) == (15, 10)
+
+
+def test_messages_that_are_removed_before_they_are_read_count_as_removed(
+    kafka: MockKafka, name: str, tmp_path: Path
+) -> None:
+    config = config_of(kafka.address(name), tmp_path)
+    # Brokers keep 5 MiB of a partition.
+    for line in as_json(ratings(13)):
+        kafka.send(name, [line[:-1] + b', "more": "' + b"." * 500_000 + b'"}'], 1)
+    with opened(config) as (topic, reader):
+        low, end = topic.ends()["partition-00000"]
+        assert 0 < low < end == 13
+        reader.read({"partition-00000": (0, 13)})
+        assert times_in(reader.columns()) == [*range(low, 13)]
 
 
 def test_new_and_removed_partitions_and_another_topic_are_told_or_refused(
@@ -298,13 +313,13 @@ def test_new_and_removed_partitions_and_another_topic_are_told_or_refused(
     with pytest.raises(UserError, match=r"/partition-00001 is gone, and 15 of its rows may not be learned"):
         read_with({"partition-00001": None}, state)
     with pytest.raises(
-        UserError, match=r"partition-00002 of .* ends at offset 4, .* before offset 5: it is another topic"
+        UserError, match=r"partition-00002 of .* ends at offset 19, .* before offset 20: it is another topic"
     ):
-        read_with({"partition-00002": (0, 4)}, state)
+        read_with({"partition-00002": (0, 19)}, state)
     files = {name: position for name, position in state.position.files.items() if "1" not in name}
     position = StreamPosition(files, state.position.frontier, state.position.predicted, FIRST)
     assert read_with({}, StreamState(state.vocabulary, 30, position)) == [
-        f"partition-00001 of {kafka.address(name)} is new, and is read from offset 0 on"
+        "partition-00001 is new, and is read from offset 0 on"
     ]
 
 
@@ -314,10 +329,11 @@ def test_a_stream_that_has_learned_all_goes_on_after_a_resume(
     config = config_of(kafka.address(name), tmp_path)
     state = learned(kafka, name, config)
     newest = Frontier(FIRST + 900 * 59, "partition-00002", 19)
-    files = {name: FilePosition(20, 20, "", 20) for name in state.position.files}
+    files = {name: FilePosition(20, 20, "", 20, 20) for name in state.position.files}
     state = StreamState(state.vocabulary, 60, StreamPosition(files, newest, newest, FIRST))
     with opened(config, state) as (topic, reader):
-        assert read(reader, config, topic.ends()).num_train == 0
+        # Also if the topic has removed all messages.
+        assert read(reader, config, dict.fromkeys(topic.ends(), (20, 20))).num_train == 0
         kafka.send(name, as_json(ratings(6, first=60)), 3)
         assert times_in(read(reader, config, topic.ends())) == [*range(60, 66)]
 
@@ -361,11 +377,10 @@ def test_events_after_the_newest_of_a_late_partition_are_held_back_up_to_a_delay
     if not config.stream.follow_data:
         config = config.replaced(partition_delay="5m")
     with opened(config) as (topic, reader):
-        reader.read(topic.ends())
-        columns = reader.columns()
+        notes = reader.read(topic.ends())
         # The newest events are those of places 7, 8, 5.
-        assert times_in(columns) == [*range(9 - held)]
-        notes = [note for note in columns.notes if "held back" in note]
+        assert times_in(reader.columns()) == [*range(9 - held)]
+        notes = [note for note in notes if "held back" in note]
         assert len(notes) == bool(held)
         for note in notes:
             assert note.startswith(f"{held} rating")
@@ -373,6 +388,24 @@ def test_events_after_the_newest_of_a_late_partition_are_held_back_up_to_a_delay
         if held == 3:
             kafka.send(name, [None, None, *as_json(ratings(1, first=7))], 3)
             assert times_in(read(reader, config, topic.ends())) == [0, 1, 2, 3, 4, 5, 6, 7, 7]
+
+
+def test_a_window_ends_when_an_event_is_newer_by_the_delay_and_not_one_event_later(
+    kafka: MockKafka, name: str, tmp_path: Path
+) -> None:
+    flags = {"follow_data": True, "window": "1h", "partition_delay": "5m"}
+    config = config_of(kafka.address(name), tmp_path, **flags)
+    begin, dues = FIRST // 3_600 * 3_600, []
+    with opened(config) as (topic, reader):
+        # The other partitions are idle.
+        for second in (0, 1_800, 3_600, 3_899, 3_900):
+            kafka.send(name, as_json([{"user": "u", "item": 1, "rating": 3, "timestamp": begin + second}]), 1)
+            reader.read(topic.ends())
+            dues.append(reader.is_due)
+        assert dues == [False, False, False, False, True]
+        columns = reader.columns()
+        assert columns.segment is not None
+        assert (columns.num_train, columns.segment.until) == (3, begin + 3_600)
 
 
 def test_events_of_files_beside_a_topic_are_told_and_named_ones_refused(

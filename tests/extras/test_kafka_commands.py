@@ -152,8 +152,72 @@ def test_a_resume_after_a_kill_equals_the_undisturbed_training_bit_for_bit(
     succeeded(python(*command(data, save_dir, "--resume", *address, "--dump_every", 0)))
     assert stream_in(save_dir) == stream_in(whole)
     for folder in (save_dir, whole):
-        succeeded(python(*command(data, folder, "--compact", *address)))
+        # Neither the topic nor its address is needed.
+        succeeded(python(*command(data, folder, "--compact")))
     assert bits(newest(save_dir)) == bits(newest(whole))
+
+
+# Ends the process after so many checkpoints, and runs the rest of the command line.
+KILLED = """
+import os, runpy, sys
+from recsuite.checkpoint.writer import CheckpointWriter
+
+write, number = CheckpointWriter.write, int(sys.argv.pop(1))
+
+def counted(self, *values, **named):
+    global number
+    write(self, *values, **named)
+    number -= 1
+    if not number:
+        self.finish()
+        os._exit(9)
+
+CheckpointWriter.write = counted
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_resume_in_a_window_after_the_topic_removed_learned_messages_equals_the_undisturbed_training(
+    kafka: MockKafka, tmp_path: Path
+) -> None:
+    flags = ("--inc_dump", "--dump_every", 1, "--window", "12h", "--history", 5, *MODEL, "--batch_size", 16)
+    # Brokers keep 5 MiB of a partition.
+    lines = [line[:-1] + b', "more": "' + b"." * 10_000 + b'"}' for line in as_json(ratings(1_060))]
+    whole, killed = (folder_of(tmp_path / name) for name in ("whole", "killed"))
+    for name in ("whole", "killed"):
+        kafka.create(f"in-a-window-{name}", 2)
+    kafka.send("in-a-window-whole", as_json(ratings(1_060)), 2)
+    commands = {
+        data: command(data, data / "dumps", "--stream", kafka.address(f"in-a-window-{data.name}"))
+        for data in (whole, killed)
+    }
+    succeeded(python(*commands[whole], *flags))
+    for begin in range(0, 1_000, 4):
+        kafka.send("in-a-window-killed", lines[begin : begin + 4], 2)
+    # Windows of 8 and of 48 ratings.
+    assert python("-c", KILLED, "24", *commands[killed], *flags).returncode == 9
+    stream = stream_in(killed / "dumps")
+    assert (stream.begin, stream.end) == (344, 392)
+    shutil.copytree(killed / "dumps", tmp_path / "too late", symlinks=True)
+    for begin in range(1_000, 1_060, 4):
+        kafka.send("in-a-window-killed", lines[begin : begin + 4], 2)
+    output = succeeded(python(*commands[killed], *flags, "--resume"))
+    found = re.findall(r"begins at offset (\d+): the topic removed (\d+) offsets from 0 on", output)
+    assert len(found) == 2
+    assert all(0 < int(low) == int(number) < 344 / 2 for low, number in found)
+    for data in (whole, killed):
+        succeeded(python(*commands[data], "--compact"))
+    assert stream_in(killed / "dumps") == stream_in(whole / "dumps")
+    assert bits(newest(killed / "dumps")) == bits(newest(whole / "dumps"))
+    # Now the topic removes ratings of the window too.
+    for begin in range(0, 340, 4):
+        kafka.send("in-a-window-killed", lines[begin : begin + 4], 2)
+    refused = python(*commands[killed], *flags, "--resume", "--save_dir", tmp_path / "too late")
+    assert refused.returncode == 2
+    left = re.search(r"are not those that this stream .*: (\d+) of 48 in its window", refused.stderr)
+    assert left is not None
+    assert 0 < int(left[1]) < 48
 
 
 def wait_for_ratings(process: subprocess.Popen[str], number: int, number_late: int = 0) -> None:
@@ -179,9 +243,9 @@ def test_a_training_follows_a_topic_and_late_messages_are_skipped_and_counted(
         assert stream_in(save_dir).end == 1_200
         late = as_json(ratings(3, first=10))
         kafka.send("growing", [*as_json(ratings(237, first=1_200)), *late, None], 2)
-        wait_for_ratings(process, 237, 3)
         kafka.send("growing", as_json(ratings(3, first=1_437)), 2)
-        wait_for_ratings(process, 3)
+        # They are told when their window is complete.
+        wait_for_ratings(process, 240, 3)
         wait_for(process, "waiting for more ratings")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 143
@@ -205,8 +269,8 @@ def test_a_window_waits_for_a_late_partition_up_to_the_delay_and_then_its_events
         wait_for(process, "96 ratings held back until partition-00001 has a newer one")
         wait_for(process, "waiting for more ratings")
         assert stream_in(save_dir).end == 488
-        kafka.send("late", [None, *as_json(ratings(1, first=450))], 2)
-        wait_for_ratings(process, 0, 1)
+        kafka.send("late", [None, *as_json([*ratings(1, first=450), *ratings(4, first=592)])], 2)
+        wait_for(process, "and 1 other older than the learned events, skipped")
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 143
 

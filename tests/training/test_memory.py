@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+
+import numpy as np
+import pytest
 
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
-from tests.support.launch import EXAMPLE, python, succeeded
+from tests.support.launch import EXAMPLE, python, started, succeeded, wait_for
+from tests.support.memory import memory
 
 # Of what no file backs: libraries that are mapped are shared by all who use them. A batch of 64, so that what
 # its rows take is next to nothing.
@@ -38,3 +43,34 @@ def test_a_rank_that_finds_its_columns_imports_and_holds_little_beside_torch_and
     *_, found, held = succeeded(python("-c", RANK, tmp_path, *NEVER)).splitlines()
     assert found == "has"
     assert 10 < float(held) < MOST_MIB
+
+
+# Events of a window: the tensors of its step leave large holes beside whatever is kept.
+WINDOW, WINDOWS = 1_024, 8
+READINGS, WARM_UP = 60, 20
+# Beside the results of the windows. What was kept of one, however small, took a whole tensor: 54 MiB.
+MOST_GROWTH_MIB = 15
+STREAM = ("--stream", "--follow_data", "--window", WINDOW, "--duplicates", "keep", "--num_workers", 0)
+
+
+@pytest.mark.soak
+def test_a_training_that_follows_a_stream_does_not_grow_with_its_readings(tmp_path: Path) -> None:
+    path, chunk = tmp_path / "events.csv", WINDOW * WINDOWS
+    path.write_text("user,item,rating,timestamp\n")
+    generator = np.random.default_rng(0)
+
+    def append(reading: int) -> None:
+        user, item, rating = (generator.integers(1, most, chunk) for most in (300, 500, 6))
+        rows = zip(user, item, rating, range(10**9 + reading * chunk, 2 * 10**9), strict=False)
+        with path.open("a") as file:
+            file.writelines(",".join(map(str, row)) + "\n" for row in rows)
+
+    append(0)
+    flags = ("--data_path", tmp_path, *STREAM, "--vocabulary", "dynamic", "--capacity", 1_000)
+    with started([sys.executable, "-u", str(EXAMPLE), *map(str, flags)]) as process:
+        for reading in range(WARM_UP + READINGS + 1):
+            wait_for(process, "waiting for more ratings")
+            if reading == WARM_UP:
+                before = memory(process.pid)["anonymous"]
+            append(reading + 1)
+        assert memory(process.pid)["anonymous"] - before < MOST_GROWTH_MIB

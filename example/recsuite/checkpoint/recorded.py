@@ -103,8 +103,11 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
         return config
     folder, recorded = before[0], _with_global_batch(before[0], checked_flags(*before))
     topic = _topic_in(before[1])
+    if topic and config.checkpoint.compact:
+        # Deltas are merged without reading it.
+        recorded["stream"] = topic
     # Only the brokers may have another address.
-    if topic and topic.rpartition("/")[2] != config.stream.topic.rpartition("/")[2]:
+    elif topic and topic.rpartition("/")[2] != config.stream.topic.rpartition("/")[2]:
         given_topic = f", not from those of {config.stream.topic}" if config.stream.topic else ""
         raise UserError(
             f"{folder} has learned from the messages of {printable(topic)}{given_topic}. Fix: give --stream "

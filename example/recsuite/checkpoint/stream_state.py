@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -80,13 +81,15 @@ def _read(section: CheckpointConfig, trains: bool) -> tuple[StreamState, tuple[P
         vocabulary = (chain.base / VOCABULARY).read_text()
     stream = read_manifest(chain.folder).progress.stream
     if stream is None:
-        return EMPTY_STREAM_STATE, ()
+        return StreamState(vocabulary if section.compact else ""), ()
     if stream.begin and not stream.position.frontier.file:
         raise UserError(
             f"{chain.folder} is of a stream of an earlier version, without the position in its files: it can "
             "be served, and not be continued or evaluated. Fix: train again without --resume."
         )
-    return StreamState(vocabulary, stream.begin, stream.position), chain.folders
+    # To merge deltas no events are needed.
+    position = dataclasses.replace(stream.position, files={}) if section.compact else stream.position
+    return StreamState(vocabulary, stream.begin, position), chain.folders
 
 
 def _restore(recent: RecentEvents, folders: tuple[Path, ...]) -> None:

@@ -315,7 +315,7 @@ class CheckpointWriter:
         """Remove the texts of ids without a row of this rank that the data do not have, if they are many."""
         for name, texts in self.texts.items():
             if len(texts.ids) > self._most_texts.get(name, LEAST_TEXTS):
-                used = [self.tables[name].export()["ids"].cpu().numpy()]
+                used = [self.tables[name].ids().cpu().numpy()]
                 used += [np.asarray(ids)] if (ids := columns.ids_of(name)) is not None else []
                 self.texts[name] = left = texts.of_ids(np.concatenate(used))
                 # So that each text is looked at a few times at most.

@@ -771,9 +771,8 @@ class StreamConfig(Section):
 
     @property
     def delay(self) -> Duration | None:
-        """Time for which a window waits for a late partition; None if the data are no topic that grows."""
-        is_growing = self.topic and self.follow_data
-        return duration("partition_delay", self.partition_delay, "seconds") if is_growing else None
+        """Time for which a window waits for a late partition; None if the data are no topic."""
+        return duration("partition_delay", self.partition_delay, "seconds") if self.topic else None
 
     def validate(self) -> None:
         """Refuse impossible values.

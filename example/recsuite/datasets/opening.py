@@ -173,25 +173,31 @@ def open_data(
     with contextlib.ExitStack() as stack:
         stream_reader, following = None, None
         if config.stream.stream:
-            kafka = extra("kafka") if config.stream.topic else None
-            files = stack.enter_context(
-                contextlib.closing(GrowingFiles(config) if kafka is None else kafka.Topic(config))
-            )
             # Before the files are read: later changes are new data.
-            if config.stream.follow_data and kafka is None:
-                following = FileWatcher(config, context.say)
-            ends = dict(broadcast_from_rank0(files.ends))
-            if config.stream.follow_data and kafka is not None:
-                following = kafka.TopicWatcher(files, ends)
+            files, following = _files_of(config, context)
+            stack.callback(files.close)
+            ends = {} if config.checkpoint.compact else dict(broadcast_from_rank0(files.ends))
             stream_reader = make_reader(files)
             stack.callback(_close, stream_reader)
-            columns = open_segment(stream_reader, context, None, ends)
+            first = open_segment(stream_reader, context, None, ends)
+            assert first is not None
+            columns = first
         else:
             columns = open_same_columns(config, context)
         _report_data(columns, config, context)
         # Before the model is built, so that the workers start and make their first batches meanwhile.
         loader = stack.enter_context(load(columns, config, context, build))
         yield Data(columns, loader, stream_reader, following, build)
+
+
+def _files_of(config: Config, context: RuntimeContext) -> tuple[StreamFiles, Watcher | None]:
+    """Return the files of a stream, or its topic, and the polling of these if they are followed."""
+    follows = config.stream.follow_data
+    if not config.stream.topic:
+        return GrowingFiles(config), FileWatcher(config, context.say) if follows else None
+    kafka = extra("kafka")
+    topic = kafka.Topic(config)
+    return topic, kafka.TopicWatcher(topic) if follows else None
 
 
 def _report_data(columns: Columns, config: Config, context: RuntimeContext) -> None:
@@ -243,28 +249,34 @@ def open_segment(
     context: RuntimeContext,
     learned: int | None,
     ends: Mapping[str, Any] | None = None,
-) -> Columns:
+    group: Any = None,
+) -> Columns | None:
     """Return the columns of the next segment of a stream, the same on every machine. Collective: every rank.
 
+    Return None if data were read that have no other window yet: the columns would be made again and again.
+
     stream_reader: on the first rank of each machine; learned: position of the stream that was learned, None
-    for the one at which it began; ends: of the files up to which it is read, None to read nothing.
+    for the one at which it began; ends: of the files up to which it is read, None to read nothing; group: see
+    `once_per_node`.
 
     Raises:
         UserError: when the data cannot be read, or differ between machines.
     """
 
-    def opened() -> tuple[str, Columns, list[str]]:
+    def opened() -> tuple[str, Columns | None, list[str]]:
         assert stream_reader is not None
         if learned is not None:
             stream_reader.advance(learned)
         notes = [] if ends is None else stream_reader.read(ends)
-        return gethostname(), stream_reader.columns(), notes
+        is_needed = ends is None or learned is None or stream_reader.is_due
+        return gethostname(), stream_reader.columns() if is_needed else None, notes
 
-    everyones = once_per_node(context, opened, PREPARATION_DEADLINE)
-    _check_same_data([machine[:2] for machine in everyones])
+    everyones = once_per_node(context, opened, PREPARATION_DEADLINE, group=group)
     for note in everyones[0][2]:
         context.say(note)
-    columns: Columns = everyones[context.rank][1]
+    if everyones[0][1] is not None:
+        _check_same_data([machine[:2] for machine in everyones])
+    columns: Columns | None = everyones[context.rank][1]
     return columns
 
 

@@ -27,14 +27,15 @@ class FilePosition:
     """Position in a file of a stream: what is before it need not be read again.
 
     rows, bytes: numbers of readable rows and of bytes before it; tail: digest of the last `TAIL_BYTES` of
-    these. read: number of rows that were read; a later one that is older than the learned events is late. In
-    a partition of a topic `bytes` is the offset of the next message, and `tail` is empty.
+    these. read, read_bytes: the same numbers at the end of what was read; a later row that is older than the
+    learned events is late. In a partition of a topic bytes are offsets of messages, and `tail` is empty.
     """
 
     rows: int = 0
     bytes: int = 0
     tail: str = ""
     read: int = 0
+    read_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class StreamSegment:
     """Part of a stream in columns: the events from position `first` of the stream on.
 
     num_left: number of events that were read and come after it. names: of the files, and marks in them.
-    position: that of the stream at its begin.
+    position: that of the stream at its begin. until: see `next_window`.
     """
 
     first: int = 0
@@ -111,6 +112,7 @@ class StreamSegment:
     names: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
     position: StreamPosition = StreamPosition()
+    until: int | None = None
 
 
 def num_events_of_wrong_clock(
@@ -151,22 +153,24 @@ class Window(NamedTuple):
 
 
 def next_window(
-    times: np.ndarray, begin: int, span: Duration, is_open: bool, first: int = 0
+    times: np.ndarray, begin: int, span: Duration, until: int | None, first: int = 0
 ) -> Window | None:
     """Return the window of the events from position `begin` on; None if it is empty or incomplete.
 
     Windows begin at multiples of the span, counted from 1970 or in events from the first one, or at the end
     of the previous window. times: of the events from position `first` on, in order, seconds since 1970,
-    int64; is_open: True if more events may come. Then a window of time is complete only if an event after it
-    exists.
+    int64; until: time before which no more events are expected, so that windows of time up to it are
+    complete; None if no more are expected at all.
     """
     last = first + len(times)
     if begin >= last:
         return None
     end = end_of_window(times, begin, span, first)
-    # Only a window of events is complete without an event after it.
-    if is_open and not (end < last or (end == last and not span.is_time)):
-        return None
+    if until is not None:
+        if span.is_time and until < _end_of_time(int(times[begin - first]), span):
+            return None
+        if not span.is_time and end > last:
+            return None
     return Window(begin, min(end, last))
 
 
@@ -175,9 +179,14 @@ def end_of_window(times: np.ndarray, position: int, span: Duration, first: int =
     if not span.is_time:
         return (position // span.amount + 1) * span.amount
     place = position - first
-    last = (int(times[place]) // span.amount + 1) * span.amount
+    last = _end_of_time(int(times[place]), span)
     # The times are in ascending order, so only those after it are searched.
     return position + int(np.searchsorted(times[place:], last, side="left"))
+
+
+def _end_of_time(time: int, span: Duration) -> int:
+    """Return the end of the window of time with a time."""
+    return (time // span.amount + 1) * span.amount
 
 
 def num_empty_before(time: int, before: int, span: Duration) -> int:

@@ -66,6 +66,8 @@ class JsonLines(TextReader):
         for line in lines[:1000]:
             row = _object(line)
             names.update(dict.fromkeys(row if isinstance(row, dict) else ()))
+        if self.file.is_more:
+            return [*names]
         # The last line of a JSON list may be an object too.
         if not names or self._text.head.lstrip().startswith(b"["):
             number, first = next(((k, line) for k, line in enumerate(lines, 1) if line.strip()), (1, b""))

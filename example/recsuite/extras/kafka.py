@@ -45,7 +45,7 @@ AT_ONCE, WAIT_SECONDS = 10_000, 0.2
 ASK_SECONDS, FIRST_SECONDS = 2.0, 30.0
 # Seconds of waiting after which the reason is shown.
 SAID_AFTER = 10.0
-# Messages of a partition from which a schema is guessed, and of which the columns of no new event are made.
+# Messages of a partition from which a schema is guessed.
 SAMPLE = 1_000
 # Characters of an unreadable message that are kept.
 SHOWN = 200
@@ -148,62 +148,82 @@ class Topic:
         Raises:
             UserError: when they cannot be read, or the topic is another one than that of the positions.
         """
-        begins = {}
-        for name, (low, end) in extents.items():
-            position = known.get(name)
-            begins[name] = low if position is None else max(low, position.bytes)
-            if position is None:
-                if known:
-                    self.notes.append(f"{name} of {self.address} is new, and is read from offset {low} on")
-            elif end < position.bytes:
-                raise UserError(
-                    f"{name} of {self.address} ends at offset {end}, and the stream has read its messages "
-                    f"before offset {position.bytes}: it is another topic of this name. Fix: give the "
-                    "address of the topic, or train anew without --resume."
-                )
-            elif low > position.bytes:
-                offsets = counted(low - position.bytes, "offset")
-                self.notes.append(
-                    f"{name} of {self.address} begins at offset {low}: the topic removed {offsets} from "
-                    f"{position.bytes} on, of which those that are not learned are skipped"
-                )
-        if not known:
-            self._tell_unread(source)
-        ends = {name: extents[name][1] for name in begins if begins[name] < extents[name][1]}
-        files = {
-            name: dataclasses.replace(file, rows_before=known[name].rows if name in known else 0)
-            for name, file in self._files(source, begins, ends, folder).items()
-        }
-        growth = {}
-        for name, (low, end) in extents.items():
-            position = known.get(name, FilePosition(bytes=-1))
-            if end > position.bytes:
-                # If messages were removed, the next one may be any of those that were read, or a new one.
-                rows = position.rows if low <= position.bytes else max(position.rows, position.read)
-                begin = FilePosition(rows, low, "", rows) if low > position.bytes else None
-                growth[name] = Growth(files.get(name), rows, FilePosition(bytes=end), begin)
-        return growth
+        notes = [*self.notes]
+        while True:
+            try:
+                return self._growth(source, extents, known, folder)
+            except _RemovedError as error:
+                lows, before = self.ends(), extents
+                extents = {
+                    name: (min(lows.get(name, (low, end))[0], end), end)
+                    for name, (low, end) in before.items()
+                }
+                if extents == before:
+                    raise UserError(str(error)) from None
+            self.notes = [*notes]
+            for path in folder.iterdir():
+                path.unlink()
 
-    def some_rows(
+    def _growth(
         self,
         source: TableSource,
         extents: Mapping[str, tuple[int, int]],
-        seen: Mapping[str, int],
+        known: Mapping[str, FilePosition],
         folder: Path,
-    ) -> File:
-        """Return a file with the newest retained messages of a partition.
+    ) -> dict[str, Growth]:
+        for name, (_, end) in extents.items():
+            if name in known and end < known[name].read_bytes:
+                raise UserError(
+                    f"{name} of {self.address} ends at offset {end}, and the stream has read its messages "
+                    f"before offset {known[name].read_bytes}: it is another topic of this name. Fix: give "
+                    "the address of the topic, or train anew without --resume."
+                )
+        if not known:
+            self._tell_unread(source)
+        # After a resume first again what was read before: the rows that are left end where it ended.
+        again = {
+            name: Growth(None, begin.rows, FilePosition(bytes=begin.read_bytes, read=begin.read))
+            for name, begin in known.items()
+            if name in extents and max(begin.bytes, extents[name][0]) < begin.read_bytes
+        }
+        growth = again or {
+            name: Growth(None, known[name].read if name in known else 0, FilePosition(bytes=end), low)
+            for name, (low, end) in extents.items()
+            if name not in known or end > known[name].bytes
+        }
+        begins = {}
+        for name, part in growth.items():
+            low, position = extents[name][0], known.get(name)
+            begins[name] = low if position is None else max(low, position.bytes)
+            if position is None:
+                if known:
+                    self.notes.append(f"{name} is new, and is read from offset {low} on")
+            elif low > position.bytes:
+                offsets = counted(low - position.bytes, "offset")
+                self.notes.append(
+                    f"{name} begins at offset {low}: the topic removed {offsets} from {position.bytes} on, "
+                    "of which those that are not learned are skipped"
+                )
+                growth[name] = part._replace(rows=None) if again else part
+        ends = {name: part.end.bytes for name, part in growth.items() if begins[name] < part.end.bytes}
+        files = self._files(source, begins, ends, folder)
+        if extents and not known:
+            if not files:
+                raise self._without_messages()
+            # Imported here: a rank that reads no messages needs no Arrow.
+            from recsuite.datasets.tables.formats import columns_of
 
-        Raises:
-            UserError: when they cannot be read, or there are none.
-        """
-        notes = [*self.notes]
-        for name, (low, end) in extents.items():
-            begin = max(low, end - SAMPLE)
-            if begin < end and (files := self._files(source, {name: begin}, {name: end}, folder)):
-                # Messages without a value were counted when they were read first.
-                self.notes = notes
-                return files[name]
-        raise self._without_messages()
+            tables = dataclasses.replace(source.tables, events=tuple(files.values()))
+            validate(source.table_schema, columns_of(tables), schema_path(source.tables.root))
+        for name, file in files.items():
+            rows = known[name].rows if name in known else 0
+            file = dataclasses.replace(file, rows_before=rows, is_more=bool(known))
+            growth[name] = growth[name]._replace(file=file)
+        return growth
+
+    def unread(self, extents: Mapping[str, tuple[int, int]], known: Mapping[str, FilePosition]) -> list[str]:
+        """Return the names of the partitions that were not read up to their ends."""
+        return [name for name, (_, end) in extents.items() if name not in known or known[name].bytes < end]
 
     def _tell_unread(self, source: TableSource) -> None:
         """Note the files that would be events without the topic."""
@@ -216,23 +236,16 @@ class Topic:
     def _files(
         self, source: TableSource, begins: Mapping[str, int], ends: Mapping[str, int], folder: Path
     ) -> dict[str, File]:
-        """Write messages to a file for each partition with lines, and check the columns of these."""
-        # Imported here: a rank that reads no messages needs no Arrow.
-        from recsuite.datasets.tables.formats import columns_of
-
+        """Write messages to a file for each partition with lines."""
         paths = self._fetch(begins, ends, folder) if ends else {}
         listed = find_tables(source.tables.root, source.table_schema.files, [*paths.values()]).events
         by_path = {file.path: file for file in listed}
-        files = {
+        return {
             name: dataclasses.replace(
                 by_path[path], label=f"{self.address}/{name} from offset {begins[name]}", encoding="utf-8"
             )
             for name, path in paths.items()
         }
-        if files:
-            tables = dataclasses.replace(source.tables, events=tuple(files.values()))
-            validate(source.table_schema, columns_of(tables), schema_path(source.tables.root))
-        return files
 
     def _fetch(self, begins: Mapping[str, int], ends: Mapping[str, int], folder: Path) -> dict[str, str]:
         """Write messages to a file of lines for each partition, and return the paths of those with lines.
@@ -282,8 +295,7 @@ class Topic:
         finally:
             consumer.unassign()
         if num_empty:
-            empty = counted(num_empty, "message")
-            self.notes.append(f"skipped {empty} without a value of {self.address}")
+            self.notes.append(f"skipped {counted(num_empty, 'message')} without a value")
         return {name_of(part): str(path) for part, path in sorted(written.items())}
 
     def _without_messages(self) -> UserError:
@@ -423,6 +435,11 @@ class Topic:
                 # Before the end if a broker does not have all messages yet.
                 if number in ends and message.offset() >= ends[number]:
                     yield number, ends[number], None
+            elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                raise _RemovedError(
+                    f"Cannot read partition {number} of {self.address}: it does not have the messages that "
+                    "were asked for. Fix: start again."
+                )
             elif error.code() not in transient:
                 where = f"partition {number} of " if number >= 0 else ""
                 raise UserError(
@@ -431,11 +448,16 @@ class Topic:
                 )
 
 
+class _RemovedError(UserError):
+    """The topic removed messages after it was asked which it has."""
+
+
 class TopicWatcher:
     """Polling of the end offsets of a topic, see `Watcher`. known: up to which it was read."""
 
-    def __init__(self, topic: Topic, known: Mapping[str, tuple[int, int]]) -> None:
-        self._topic, self.known = topic, known
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self.known: Mapping[str, tuple[int, int]] = {}
 
     def has_grown(self) -> bool:
         """True if a partition has another end, or there is another partition. Collective: every rank."""

@@ -549,12 +549,14 @@ def once_per_node(
     deadline: float,
     work: str = "prepare the data",
     fix: str = "prepare them on each machine with a single process first",
+    group: Any = None,
 ) -> list[Any]:
     """Run an action on local rank 0 of every machine while the others wait. Collective: every rank.
 
     Returns for each rank the result of its machine.
 
-    work, fix: of the error when it takes longer than the deadline, in seconds.
+    work, fix: of the error when it takes longer than the deadline, in seconds; group: of all ranks, with that
+    deadline, for a call that is repeated; None makes one.
 
     Raises:
         UserError: on every rank, when the action raised one anywhere, or takes too long.
@@ -562,10 +564,10 @@ def once_per_node(
     import torch.distributed as dist
 
     # A separate group, because data may take longer than a collective of the training.
-    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadline))
+    its_group = group or dist.new_group(backend="gloo", timeout=timedelta(seconds=deadline))
     try:
         results = all_gather_object(
-            lambda: (context.local_rank, None if context.local_rank else action()), group
+            lambda: (context.local_rank, None if context.local_rank else action()), its_group
         )
     except RuntimeError as error:
         # gloo has no exception type for a timeout.
@@ -575,7 +577,8 @@ def once_per_node(
             f"Rank {context.rank} waited {deadline:.0f} s for the first rank of each machine to {work}; "
             f"{fix}."
         ) from None
-    dist.destroy_process_group(group)
+    if group is None:
+        dist.destroy_process_group(its_group)
     # Launchers number the ranks of a machine consecutively.
     return [results[rank - local_rank][1] for rank, (local_rank, _) in enumerate(results)]
 

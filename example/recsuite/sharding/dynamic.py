@@ -884,6 +884,10 @@ class DynamicTable(EmbeddingTable):
         return slots
 
     @override
+    def ids(self) -> torch.Tensor:
+        return self.places.flat_ids[self.places.alive(self.clock.horizon)]
+
+    @override
     def load(self, source: RowSource, scale: float) -> int:
         record = source.record(self.name)
         self.clear()

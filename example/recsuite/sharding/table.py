@@ -111,6 +111,10 @@ class EmbeddingTable(ABC):
         The tensors may be the table's own, see `exports_copies`.
         """
 
+    def ids(self) -> torch.Tensor:
+        """Return the ids of this rank's rows, int64 [n]; only for a dynamic table."""
+        raise NotImplementedError
+
     @abstractmethod
     def load(self, source: RowSource, scale: float) -> int:
         """Replace all rows by those of a checkpoint; return the number of rows without a place.

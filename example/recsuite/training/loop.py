@@ -18,7 +18,7 @@ from recsuite.config.config import Config
 from recsuite.config.sections import UVM, TrainingConfig
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.opening import LOOK_EVERY, Data
-from recsuite.datasets.streams import Window
+from recsuite.datasets.streams import StreamPosition, Window
 from recsuite.errors import UserError, counted, format_metric
 from recsuite.hooks import INITIAL_ROWS, extra
 from recsuite.metrics import Measured, Metrics
@@ -558,8 +558,11 @@ class Training:
         self.callbacks.on_epoch(result)
         if isinstance(result, TrainedWindow):
             self.lines.add(result)
-            # An endless stream must not keep all losses.
-            self.results.append(dataclasses.replace(result, losses=result.losses[:0]))
+            # An endless stream must not keep all losses, which a slice of them would, nor positions in files.
+            stream = dataclasses.replace(self.stream, position=StreamPosition())
+            progress = dataclasses.replace(self.progress, stream=stream)
+            kept = dataclasses.replace(result, losses=result.losses[:0].copy(), progress=progress)
+            self.results.append(kept)
             del self.results[:-MOST_WINDOWS]
         else:
             self.context.say(describe_epoch(result, self.task, self.unit, self.config.training))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recsuite.config.config import Config
@@ -17,6 +18,7 @@ from recsuite.datasets.loader import BatchLoader
 from recsuite.datasets.opening import Data, load, open_segment
 from recsuite.datasets.preparation.baselines import PastBiases
 from recsuite.datasets.schema import ENTITIES, ITEM, UNKNOWN_ROW, USER
+from recsuite.datasets.source import PREPARATION_DEADLINE
 from recsuite.datasets.streams import (
     PRUNE_EVERY,
     FilePosition,
@@ -47,6 +49,8 @@ class StreamWindows:
         self.following, self._data, self._config, self._context = data.following, data, config, context
         self._span, self._is_answers = config.stream.span, TASKS[config.model.task].evaluation == "answers"
         self._loader = contextlib.ExitStack()
+        # One for all readings: the store of the ranks keeps the keys of each group for ever.
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=PREPARATION_DEADLINE))
         self._open(data.columns)
         # Columns of a training that was killed.
         self.drop_columns()
@@ -54,9 +58,6 @@ class StreamWindows:
     def begin(self, stream: StreamProgress | None) -> StreamProgress:
         """Return the progress of the stream."""
         stream = stream or StreamProgress(position=self._segment.position)
-        # The numbers of rows may have changed since the checkpoint.
-        position = dataclasses.replace(stream.position, frontier=self._segment.position.frontier)
-        stream = dataclasses.replace(stream, position=position)
         # A window under way was predicted, and the baseline knows it.
         self._biases.learn(*self._events_of(self.window_of(stream)))
         return stream
@@ -79,8 +80,8 @@ class StreamWindows:
         """Return the window under way, or the next one; None if these columns have no other."""
         if stream.is_under_way:
             return self.window_of(stream)
-        first, is_open = self._segment.first, self.following is not None and not self.has_more
-        window = next_window(self._times, stream.end, self._span, is_open, first)
+        first = self._segment.first
+        window = next_window(self._times, stream.end, self._span, self._segment.until, first)
         return None if window is None else Window(window.begin - first, window.end - first)
 
     @property
@@ -141,9 +142,9 @@ class StreamWindows:
         files: dict[str, FilePosition] = {}
         for mark in self._segment.marks:
             # The first mark of a file is one up to which everything is learned.
-            is_learned = mark.learned_at <= learned
-            before = mark.position if is_learned else files.get(mark.file, mark.position)
-            files[mark.file] = dataclasses.replace(before, read=mark.position.read)
+            is_learned, end = mark.learned_at <= learned, mark.position
+            before = end if is_learned else files.get(mark.file, end)
+            files[mark.file] = dataclasses.replace(before, read=end.read, read_bytes=end.read_bytes)
         return files
 
     def _frontier(self, place: int) -> Frontier:
@@ -169,7 +170,7 @@ class StreamWindows:
         return f"{said}; {some} held until their window ends"
 
     def grow(self, stream: StreamProgress) -> bool:
-        """Switch to columns of the next events; False if they cannot be read yet. Then `load`.
+        """Switch to columns of the next events; False if they have no other window yet. Then `load`.
 
         Reads what the files have beyond the last reading, unless events of it are left.
 
@@ -179,11 +180,13 @@ class StreamWindows:
         following = None if self.has_more else self.following
         ends = None if following is None else dict(broadcast_from_rank0(lambda: following.known))
         try:
-            columns = open_segment(self._data.stream_reader, self._context, stream.begin, ends)
+            columns = open_segment(self._data.stream_reader, self._context, stream.begin, ends, self._group)
         except UserError as error:
             if following is None:
                 raise
             following.on_unreadable(error)
+            return False
+        if columns is None:
             return False
         self._open(columns)
         return True

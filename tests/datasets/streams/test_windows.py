@@ -25,38 +25,42 @@ DAY = 86_400
 TIMES = np.array([5, 6, DAY - 1, DAY, DAY + 1, 4 * DAY, 4 * DAY + 9], np.int64)
 
 
-def windows(times: np.ndarray, span: Duration, is_open: bool, begin: int = 0) -> list[Window]:
+def windows(times: np.ndarray, span: Duration, until: int | None, begin: int = 0) -> list[Window]:
     found = []
-    while (window := next_window(times, begin, span, is_open)) is not None:
+    while (window := next_window(times, begin, span, until)) is not None:
         found.append(window)
         begin = window.end
     return found
 
 
 def test_windows_of_a_day_begin_at_midnight() -> None:
-    assert windows(TIMES, Duration(DAY, True), False) == [Window(0, 3), Window(3, 5), Window(5, 7)]
+    assert windows(TIMES, Duration(DAY, True), None) == [Window(0, 3), Window(3, 5), Window(5, 7)]
 
 
 def test_windows_of_a_number_have_that_many_events_but_the_last() -> None:
-    assert windows(TIMES, Duration(3, False), False) == [Window(0, 3), Window(3, 6), Window(6, 7)]
+    assert windows(TIMES, Duration(3, False), None) == [Window(0, 3), Window(3, 6), Window(6, 7)]
 
 
 def test_an_open_stream_gives_only_complete_windows() -> None:
-    assert windows(TIMES, Duration(DAY, True), True) == [Window(0, 3), Window(3, 5)]
-    assert windows(TIMES, Duration(3, False), True) == [Window(0, 3), Window(3, 6)]
-    assert windows(TIMES[:6], Duration(3, False), True) == [Window(0, 3), Window(3, 6)]
+    last = int(TIMES[-1])
+    assert windows(TIMES, Duration(DAY, True), last) == [Window(0, 3), Window(3, 5)]
+    assert windows(TIMES, Duration(3, False), last) == [Window(0, 3), Window(3, 6)]
+    assert windows(TIMES[:6], Duration(3, False), last) == [Window(0, 3), Window(3, 6)]
+    # Without an event after it, a window of time is complete when no more are expected before its end.
+    assert windows(TIMES[:5], Duration(DAY, True), 2 * DAY - 1) == [Window(0, 3)]
+    assert windows(TIMES[:5], Duration(DAY, True), 2 * DAY) == [Window(0, 3), Window(3, 5)]
 
 
 def test_the_window_after_a_truncated_one_ends_at_its_usual_boundary() -> None:
-    assert windows(TIMES, Duration(DAY, True), False, begin=1) == [Window(1, 3), Window(3, 5), Window(5, 7)]
-    assert windows(TIMES, Duration(3, False), False, begin=4) == [Window(4, 6), Window(6, 7)]
+    assert windows(TIMES, Duration(DAY, True), None, begin=1) == [Window(1, 3), Window(3, 5), Window(5, 7)]
+    assert windows(TIMES, Duration(3, False), None, begin=4) == [Window(4, 6), Window(6, 7)]
 
 
 def test_windows_are_the_same_in_the_columns_of_a_later_segment() -> None:
     for span in (Duration(DAY, True), Duration(3, False)):
-        whole = windows(TIMES, span, False)
+        whole = windows(TIMES, span, None)
         for first in (window.begin for window in whole):
-            assert next_window(TIMES[first:], first, span, False, first) in whole
+            assert next_window(TIMES[first:], first, span, None, first) in whole
 
 
 def test_windows_without_an_event_are_counted() -> None:

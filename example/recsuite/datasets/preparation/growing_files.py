@@ -23,15 +23,16 @@ AT_ONCE = 2**20
 
 
 class Growth(NamedTuple):
-    """Part of a file to read. rows: number of rows before it; end: position after it, without its rows.
+    """Part of a file to read. file: None if nothing is in it; end: position after it.
 
-    file: None if nothing is in it. begin: position of its begin, if it is not where the last reading ended.
+    rows: number of rows before it, None if rows before it were removed; then `end.read` is that at its end.
+    begin: of a new partition, its first offset.
     """
 
     file: File | None
-    rows: int
+    rows: int | None
     end: FilePosition
-    begin: FilePosition | None = None
+    begin: int = 0
 
 
 class StreamFiles(Protocol):
@@ -60,10 +61,8 @@ class StreamFiles(Protocol):
         known: positions up to which the files were read; folder: for temporary files.
         """
 
-    def some_rows(
-        self, source: TableSource, ends: Mapping[str, Any], seen: Mapping[str, int], folder: Path
-    ) -> File:
-        """Return a file of which rows were read, or any. seen: number of rows of each that were read."""
+    def unread(self, ends: Mapping[str, Any], known: Mapping[str, FilePosition]) -> list[str]:
+        """Return the names of the files of which `growth` would return more."""
 
     def close(self) -> None:
         """Close connections."""
@@ -119,13 +118,9 @@ class GrowingFiles:
                 growth[name] = part
         return growth
 
-    def some_rows(
-        self, source: TableSource, ends: Mapping[str, int], seen: Mapping[str, int], folder: Path
-    ) -> File:
-        """Return a file with rows that were read, or any."""
-        files = source.tables.events
-        read = (file for file in files if seen.get(source.tables.name_of(file)))
-        return next(read, files[-1])
+    def unread(self, ends: Mapping[str, int], known: Mapping[str, FilePosition]) -> list[str]:
+        """Return no file: `growth` returns all at once."""
+        return []
 
     def _part(self, file: File, known: FilePosition, end: int) -> Growth | None:
         # Imported here: a rank that reads no files needs no Arrow.
@@ -147,7 +142,8 @@ class GrowingFiles:
                 "the end of files. Fix: put the file back as it was, or train anew without --resume."
             )
         if known.bytes or end != file.size:
-            file = dataclasses.replace(file, part=(known.bytes, end), rows_before=known.rows)
+            begin, rows = known.bytes, known.rows
+            file = dataclasses.replace(file, part=(begin, end), rows_before=rows, is_more=begin > 0)
         return Growth(file, known.rows, FilePosition(bytes=end, tail=_tail_of(file, end)))
 
     def _whole_lines(self, file: File, begin: int, end: int) -> int:

@@ -278,7 +278,7 @@ def _order_of(stream: StreamPart) -> tuple[np.ndarray, tuple[int, int, int], lis
 
 def _with_means(segment: StreamSegment, raw: RawData, head: np.ndarray) -> StreamSegment:
     """Return a segment with the means of the first events, if it begins the stream. head: their places."""
-    if segment.first:
+    if segment.first or not len(head):
         return segment
     events = raw.events
     position = dataclasses.replace(

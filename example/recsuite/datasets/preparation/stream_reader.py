@@ -7,14 +7,15 @@ stream has learned.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -46,8 +47,10 @@ from recsuite.datasets.streams import (
     StreamSegment,
     StreamState,
     end_of_window,
+    next_window,
     num_events_of_wrong_clock,
 )
+from recsuite.datasets.tables.files import File
 from recsuite.errors import UserError, counted
 from recsuite.files import explained, locked
 from recsuite.ids import ids_of
@@ -65,14 +68,22 @@ MOST_NAMES = 3
 NEVER = 2**53
 
 
+class _Placed(NamedTuple):
+    """Events, the place of the file of each in the names, int32, and its row there, int64."""
+
+    raw: RawData
+    file: np.ndarray
+    row: np.ndarray
+
+
 @dataclasses.dataclass
 class _Unlearned:
     """Events that were read and are not learned.
 
     raw: the events, by file and row; file: place of each in the names, int32; row: its row there, int64;
     order: their places in the order of time, int32, without those held back. after: by the file and the rows
-    of a mark, the number of events of the order after which all before it is learned. begin: number of events
-    of the order that are learned.
+    of a mark, the number of events of the order after which all before it is learned. held_back: describes
+    the others; empty without any. begin: number of events of the order that are learned.
     """
 
     raw: RawData
@@ -80,6 +91,7 @@ class _Unlearned:
     row: np.ndarray
     order: np.ndarray
     after: dict[tuple[str, int], int]
+    held_back: str
     begin: int = 0
 
     def num_before(self, name: str, mark: FilePosition) -> int:
@@ -115,10 +127,12 @@ class StreamReader:
         self._seen = {name: position.read for name, position in state.position.files.items()}
         self._files = files
         self._source: TableSource | None = None
-        # Attributes before the last reading.
+        # Attributes before the readings since the last columns.
         self._before: dict[str, Any] = {}
         self._events: _Unlearned | None = None
         self._names: list[str] = []
+        # Partitions for which the windows wait.
+        self._late = ""
         self._number = 0
         self._notes: list[str] = []
 
@@ -142,12 +156,34 @@ class StreamReader:
                     f"{self._config.stream.topic or source.folder}/{name} is gone, and {left:,} of its rows "
                     "may not be learned. Fix: put it back, or train anew without --resume."
                 )
-        self._read_growth(source, names, ends)
+        with self._undoing():
+            self._read_growth(source, names, ends)
+            while self._files.unread(ends, self._known()):
+                self._read_growth(source, names, ends)
         for name in gone:
             # A stream may have new files for ever.
             del self._marks[name], self._seen[name]
         notes, self._files.notes = self._files.notes, []
+        late, said = self._until()[1:]
+        if late != self._late:
+            self._late = late
+            notes += [said] if late else []
         return notes
+
+    @contextlib.contextmanager
+    def _undoing(self) -> Iterator[None]:
+        """Undo the readings since the last columns if one fails: its files may be mended."""
+        try:
+            yield
+        except UserError:
+            for name, value in self._before.items():
+                setattr(self, name, value)
+            self._before = {}
+            raise
+
+    def _known(self) -> dict[str, FilePosition]:
+        """Return the positions up to which the files were read."""
+        return {name: marks[-1] for name, marks in self._marks.items()}
 
     def _read_growth(self, source: TableSource, names: list[str], ends: Mapping[str, Any]) -> None:
         is_first, cache = not self._marks, cache_of(source, self._data)
@@ -160,15 +196,15 @@ class StreamReader:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
         try:
-            known = {name: marks[-1] for name, marks in self._marks.items()}
-            growth = self._files.growth(source, ends, known, temporary)
+            growth = self._files.growth(source, ends, self._known(), temporary)
             parts = [part.file for part in growth.values() if part.file is not None]
             if not parts:
                 if self._events is not None:
                     self._mark(growth, {})
                     return
-                # All is learned. The features of users and items are those of any rows, which are old.
-                parts = [self._files.some_rows(source, ends, self._seen, temporary)]
+                # All is learned.
+                (nothing := temporary / "nothing.jsonl").write_text("\n")
+                parts = [File(str(nothing), "jsonl", is_more=True)]
             with explained(said, advice):
                 tables = dataclasses.replace(source.tables, events=tuple(parts))
                 # Only a first reading may be repeated by another training.
@@ -185,8 +221,6 @@ class StreamReader:
             for name, part in growth.items()
             if part.file is not None
         }
-        if not counts:
-            raw = only(raw, np.zeros(len(raw.events.time), bool))
         self._add(dataclasses.replace(raw, events_per_file=counts), source.schema, names, growth)
 
     def _add(
@@ -197,73 +231,83 @@ class StreamReader:
         growth: Mapping[str, Growth],
     ) -> None:
         """Add the events of a reading to the unlearned ones, without late ones."""
-        counts, place = raw.events_per_file, {name: number for number, name in enumerate(names)}
-        begins = {name: growth[name].rows for name in counts}
-        file = np.repeat([place[name] for name in counts], [*counts.values()]).astype(np.int32)
-        rows = [begins[name] + np.arange(number) for name, number in counts.items()]
-        row = np.concatenate([np.zeros(0, np.int64), *rows])
-        # A file that is not read in parts was read again from its begin.
-        known = np.array([self._marks[name][-1].rows if name in self._marks else 0 for name in names])
-        for name, number in counts.items():
-            if begins[name] + number < self._seen.get(name, 0):
-                raise UserError(
-                    f"{name} has {begins[name] + number:,} rows, and {self._seen[name]:,} of it were read: "
-                    "they are not those that this stream has learned from. Fix: put the file back as it was, "
-                    "or train anew without --resume."
-                )
-        seen = np.array([self._seen.get(name, 0) for name in names])
-        times = raw.events.time
-        predicted, frontier = (
-            # Rows of the same time may be learned.
-            dataclasses.replace(newest, row=NEVER) if self._has_gap(newest.file, growth) else newest
-            for newest in (self.position.predicted, self.position.frontier)
-        )
-        is_late = predicted.includes(times, file, row, names) & (row >= seen[file])
-        num_late = int(np.count_nonzero(is_late))
-        is_left = (row >= known[file]) & ~is_late & ~frontier.includes(times, file, row, names)
-        notes = [*raw.skipped]
+        counts = raw.events_per_file
+        read, num_late = self._without_late(raw, *self._places_of(counts, names, growth), names)
+        raw, file, row = read if self._events is None else self._with_held(self._events, read, names, schema)
+        order, held_back = self._order_of(raw, schema, names, file, row)
+        notes = [*read.raw.skipped]
         if num_late:
             one = f"{schema.label} is older than the trained events, and is skipped"
             several = f"{schema.labels} are older than the trained events, and are skipped"
             notes.append(counted(num_late, one, several))
-        file, row, num_skipped = file[is_left], row[is_left], raw.num_skipped
-        raw = dataclasses.replace(raw if is_left.all() else only(raw, is_left), num_skipped=num_skipped)
-        if self._events is not None:
-            held = self._events
-            # Other files may have come between, and those of which all is learned may be gone.
-            moved = np.array([place.get(name, -1) for name in self._names], np.int32)
-            mask = moved[held.file] >= 0
-            mask[held.order[: held.begin]] = False
-            file = np.concatenate([moved[held.file[mask]], file])
-            row = np.concatenate([held.row[mask], row])
-            raw = joined(restricted(held.raw, np.flatnonzero(mask)), raw, schema)
-            order = np.lexsort((row, file))
-            file, row = file[order], row[order]
-            raw = dataclasses.replace(raw, events=with_columns(raw.events, lambda column: column[order]))
-        order = self._order_of(raw, schema, names, file, row, notes)
         # Only now, when the reading cannot fail any more.
-        self._before = {name: getattr(self, name) for name in ("_events", "_names", "_notes", "position")}
-        self._before |= {name: {**getattr(self, name)} for name in ("_marks", "_seen")}
+        if not self._before:
+            self._before = {name: getattr(self, name) for name in ("_events", "_names", "_notes", "position")}
+            self._before |= {name: {**getattr(self, name)} for name in ("_marks", "_seen")}
         self._mark(growth, counts)
         after = self._learned_after(names, file, row, raw.events.time, order)
-        self._events, self._names, self._notes = _Unlearned(raw, file, row, order, after), names, notes
+        self._events, self._names = _Unlearned(raw, file, row, order, after, held_back), names
+        self._notes = [*self._notes, *notes]
         num_late += self.position.num_late
-        self.position = dataclasses.replace(
-            self.position, predicted=predicted, frontier=frontier, num_late=num_late
-        )
+        self.position = dataclasses.replace(self.position, num_late=num_late)
 
-    def _has_gap(self, name: str, growth: Mapping[str, Growth]) -> bool:
-        """Return True if the rows of a file that were read have other numbers now: some were removed."""
-        return name in self._marks and name in growth and growth[name].rows > self._marks[name][-1].rows
+    def _places_of(
+        self, counts: Mapping[str, int], names: list[str], growth: Mapping[str, Growth]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the file and the row of each event of a reading. counts: number of events of each file."""
+        file = np.repeat([names.index(name) for name in counts], [*counts.values()]).astype(np.int32)
+        rows = [
+            self._first_row(name, growth[name], counts[name]) + np.arange(counts[name]) for name in counts
+        ]
+        return file, np.concatenate([np.zeros(0, np.int64), *rows])
+
+    def _without_late(
+        self, raw: RawData, file: np.ndarray, row: np.ndarray, names: list[str]
+    ) -> tuple[_Placed, int]:
+        """Return the events of a reading that are neither learned nor late, and the number of late ones."""
+        # A file that is not read in parts was read again from its begin.
+        known = np.array([self._marks[name][-1].rows if name in self._marks else 0 for name in names])
+        seen = np.array([self._seen.get(name, 0) for name in names])
+        place = (raw.events.time, file, row, names)
+        is_late = self.position.predicted.includes(*place) & (row >= seen[file])
+        is_left = (row >= known[file]) & ~is_late & ~self.position.frontier.includes(*place)
+        left = raw if is_left.all() else only(raw, is_left)
+        left = dataclasses.replace(left, num_skipped=raw.num_skipped)
+        return _Placed(left, file[is_left], row[is_left]), int(np.count_nonzero(is_late))
+
+    def _with_held(self, held: _Unlearned, read: _Placed, names: list[str], schema: Schema) -> _Placed:
+        """Return the unlearned events and those of a reading, by file and row."""
+        place = {name: number for number, name in enumerate(names)}
+        # Other files may have come between, and those of which all is learned may be gone.
+        moved = np.array([place.get(name, -1) for name in self._names], np.int32)
+        mask = moved[held.file] >= 0
+        mask[held.order[: held.begin]] = False
+        file = np.concatenate([moved[held.file[mask]], read.file])
+        row = np.concatenate([held.row[mask], read.row])
+        raw = joined(restricted(held.raw, np.flatnonzero(mask)), read.raw, schema)
+        order = np.lexsort((row, file))
+        raw = dataclasses.replace(raw, events=with_columns(raw.events, lambda column: column[order]))
+        return _Placed(raw, file[order], row[order])
+
+    def _first_row(self, name: str, part: Growth, number: int) -> int:
+        """Return the number of rows of a file before a part, which has so many; refuse impossible ones."""
+        seen = self._seen.get(name, 0)
+        # The rows that a topic still has are numbered from their end, which was read before.
+        begin = part.end.read - number if part.rows is None else part.rows
+        if begin + number < seen or (part.rows is None and begin < self._marks[name][-1].rows):
+            raise UserError(
+                f"{name} has {begin + number:,} rows, and {seen:,} of it were read: they are not those that "
+                "this stream has learned from. Fix: put the file back as it was, or train anew without "
+                "--resume."
+            )
+        return begin
 
     def _mark(self, growth: Mapping[str, Growth], counts: Mapping[str, int]) -> None:
         """Add the marks of a reading. counts: number of rows of each file that were read."""
         for name, part in growth.items():
-            rows = part.rows + counts.get(name, 0)
-            mark = dataclasses.replace(part.end, rows=rows, read=rows)
-            before = self._marks.get(name, [] if part.begin else [FilePosition()])
-            begin = [] if part.begin is None else [part.begin]
-            self._marks[name] = _thinned([*before, *begin, mark])
+            rows = part.end.read if part.rows is None else part.rows + counts.get(name, 0)
+            mark = dataclasses.replace(part.end, rows=rows, read=rows, read_bytes=part.end.bytes)
+            self._marks[name] = _thinned([*self._marks.get(name, [FilePosition(bytes=part.begin)]), mark])
             self._seen[name] = max(rows, self._seen.get(name, 0))
 
     def _order_of(
@@ -273,15 +317,15 @@ class StreamReader:
         names: list[str],
         file: np.ndarray,
         row: np.ndarray,
-        notes: list[str],
-    ) -> np.ndarray:
-        """Return the places of the events in the order of time, without those of a wrong clock."""
+    ) -> tuple[np.ndarray, str]:
+        """Return the places of the events in the order of time, and a note on those of a wrong clock."""
         order, position = sorted_places(raw.events.time), self.position
         times = raw.events.time[order]
         if times[:1].min(initial=0) < 0:
             raise UserError(f"A stream of {schema.labels} from before 1970 is not known; leave --stream out.")
         learned = position.frontier.time if self._first else -1
         held = num_events_of_wrong_clock(times, time.time(), learned, position.first_time, self._first)
+        said = ""
         if held:
             first = order[-held]
             before = int(times[-held - 1]) if held < len(times) else learned
@@ -289,27 +333,9 @@ class StreamReader:
                 schema, held, (names[file[first]], int(row[first])), int(times[-held]), before
             )
             ahead = int(np.count_nonzero(times[-held:] > time.time() + SECONDS_PER_DAY))
-            notes.append(
-                f"{said}; a --resume skips {ahead:,} over a day ahead of the clock" if ahead else said
-            )
+            said += f"; a --resume skips {ahead:,} over a day ahead of the clock" if ahead else ""
         order = order[: len(order) - held]
-        delay = self._config.stream.delay
-        if not (self._trains and delay is not None and self._span.is_time and len(order)):
-            return order
-        # A partition that is late may have events of a window that seems to be complete.
-        times = raw.events.time[order]
-        newest = np.full(len(names), position.predicted.time)
-        np.maximum.at(newest, file[order], times)
-        until = max(newest.min(), times[-1] - delay.amount, times[0])
-        number = int(np.searchsorted(times, until, side="right"))
-        if number < len(order):
-            late = [name for name, time in zip(names, newest, strict=True) if time < times[number]]
-            several, listed = counted(len(order) - number, schema.label), ", ".join(late[:MOST_NAMES])
-            notes.append(
-                f"{several} held back until {listed}{', ...' * (len(late) > MOST_NAMES)} has a newer one, or "
-                f"others are newer by --partition_delay {self._config.stream.partition_delay}"
-            )
-        return order[:number]
+        return order, said
 
     def _learned_after(
         self, names: list[str], file: np.ndarray, row: np.ndarray, times: np.ndarray, order: np.ndarray
@@ -338,6 +364,43 @@ class StreamReader:
         """True if events were read that are not learned."""
         return self._events is not None and self._events.begin < len(self._events.order)
 
+    @property
+    def is_due(self) -> bool:
+        """True if the events of the next window have come."""
+        events = self._events
+        assert events is not None
+        times = events.raw.events.time[events.order[events.begin :]]
+        return next_window(times, self._first, self._span, self._until()[0], self._first) is not None
+
+    def _until(self) -> tuple[int | None, str, str]:
+        """Return the time for `next_window`, the partitions for which windows wait, and a note on them."""
+        events, stream, source = self._events, self._config.stream, self._source
+        assert events is not None
+        assert source is not None
+        order = events.order[events.begin :]
+        if not (self._trains and stream.follow_data):
+            return None, "", ""
+        if not len(order):
+            return self.position.predicted.time, "", ""
+        times = events.raw.events.time[order]
+        if stream.delay is None or not self._span.is_time:
+            return int(times[-1]), "", ""
+        # A partition that is late may have events of a window that seems to be complete.
+        newest = np.full(len(self._names), self.position.predicted.time)
+        np.maximum.at(newest, events.file[order], times)
+        until = int(max(newest.min(), times[-1] - stream.delay.amount, times[0]))
+        number = int(np.count_nonzero(times > until))
+        if not number:
+            return until, "", ""
+        late = [name for name, time in zip(self._names, newest, strict=True) if time <= until]
+        listed = f"{', '.join(late[:MOST_NAMES])}{', ...' * (len(late) > MOST_NAMES)}"
+        return (
+            until,
+            listed,
+            f"{counted(number, source.schema.label)} held back until {listed} has a newer one, or others are "
+            f"newer by --partition_delay {stream.partition_delay}",
+        )
+
     def columns(self) -> Columns:
         """Write and return the columns of the next segment, which is empty if all is learned.
 
@@ -345,26 +408,22 @@ class StreamReader:
             UserError: when they cannot be written, or a new stream has no event. Then the last reading is
                 undone: its files may be mended.
         """
-        try:
+        with self._undoing():
             columns = self._columns()
-        except UserError:
-            for name, value in self._before.items():
-                setattr(self, name, value)
-            raise
-        finally:
-            self._before = {}
+        self._before = {}
         return columns
 
     def _columns(self) -> Columns:
         source, events = self._source, self._events
         assert source is not None
         assert events is not None
-        if self._first == 0 and not self.has_more:
+        if not (self._first or self.has_more or self._vocabulary):
             raise UserError(
                 f"A stream requires {source.schema.labels}, and there are none; give files that hold some."
             )
         cache = cache_of(source, self._data)
-        order, num_left = self._next_order(events)
+        until = self._until()[0]
+        order, num_left = self._next_order(events, until)
         if not self._vocabulary and num_left:
             self._vocabulary = self._whole_vocabulary(events, source.schema, cache)
         raw, of_raw = events.raw, order
@@ -372,7 +431,7 @@ class StreamReader:
             raw, of_raw = restricted(events.raw, order), np.arange(len(order))
             raw = with_histories(raw, source.schema, self.recent)
         segment = StreamSegment(
-            self._first, num_left, tuple(self._names), self._marks_of(events), self.position
+            self._first, num_left, tuple(self._names), self._marks_of(events), self.position, until
         )
         # Imported here: a rank that does not make columns needs no compiler of loops.
         from recsuite.datasets.preparation.making import StreamPart, make_columns
@@ -383,7 +442,7 @@ class StreamReader:
             row=events.row[order],
             vocabulary=self._vocabulary,
             sums=self.recent.sums_of(_ids_of(raw, source.schema)),
-            notes=self._notes,
+            notes=[*self._notes, *filter(None, [events.held_back])],
             segment=segment,
         )
         folder = cache / f"{STREAM}_{self._owner}-{self._number}"
@@ -402,11 +461,13 @@ class StreamReader:
         self._vocabulary = self._vocabulary or (folder / VOCABULARY).read_text()
         return with_history(columns, self._config)
 
-    def _next_order(self, events: _Unlearned) -> tuple[np.ndarray, int]:
+    def _next_order(self, events: _Unlearned, until: int | None) -> tuple[np.ndarray, int]:
         """Return the places of the next segment's events, and the number of events after them."""
         order = events.order[events.begin :]
         if not self._trains:
             return order, 0
+        if until is not None:
+            order = order[: np.searchsorted(events.raw.events.time[order], until, side="right")]
         # Where the kept users are looked at again: the same place however the events came.
         most = PRUNE_EVERY - self._first % PRUNE_EVERY
         if len(order) <= most:

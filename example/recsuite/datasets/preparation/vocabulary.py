@@ -176,7 +176,11 @@ def write_features(
                 written.left_out.append(feature.name)
             elif feature.number:
                 column = frame[feature.column]
-                values = column.to_numpy(np.float64) if feature.width == 1 else np.stack(column.tolist())
+                values = (
+                    column.to_numpy(np.float64)
+                    if feature.width == 1
+                    else np.array(column.tolist(), np.float32).reshape(-1, feature.width)
+                )
                 # One scale for all numbers of a vector, and for all items: newer events alone do not change
                 # it, and a projection stays right.
                 fitted = values[trained] if feature.width == 1 else values.reshape(-1)
@@ -279,7 +283,7 @@ def _add_lists(
     """Write a feature with lists; return the begin of each list and its length, int32 [n, 2]."""
     counts = column.str.len().clip(lower=1).to_numpy(np.int32)
     # An empty list gets the unknown row: no list is empty.
-    rows = _add_categories(written, feature, column.explode(), trained, int(counts.max()))
+    rows = _add_categories(written, feature, column.explode(), trained, int(counts.max(initial=0)))
     if len(rows) > MOST:
         raise UserError(
             f"The lists of {feature.name} hold {len(rows):,} values, and {MOST:,} is the limit; leave "

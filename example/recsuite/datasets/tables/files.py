@@ -55,7 +55,8 @@ class File:
     name. size: in bytes, -1 if a server does not report it. partitions: (column, value) of its folders.
     encoding, delimiter: of text. columns: their names, if the text has no header. part: (begin, end) of the
     bytes that are read of a text that grows, besides its header; None for all. rows_before: number of rows
-    before the part. label: name for messages instead of the path.
+    before the part. is_more: True if other events were read before, so it may have none that is readable.
+    label: name for messages instead of the path.
     """
 
     # Never shown: an address may hold a password.
@@ -70,6 +71,7 @@ class File:
     # Not in the name of its rows on the disk, which has a digest of the bytes.
     part: tuple[int, int] | None = field(default=None, repr=False)
     rows_before: int = field(default=0, repr=False)
+    is_more: bool = field(default=False, repr=False)
     label: str = field(default="", repr=False)
 
     def __str__(self) -> str:

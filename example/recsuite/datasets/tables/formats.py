@@ -863,7 +863,8 @@ def batches(
     Raises:
         UserError: for another column that is missing, and a damaged file.
     """
-    known = {*names_of(source)}
+    # A few lines of JSON may lack columns that others have.
+    known = {*columns} if source.file.is_more else {*names_of(source)}
     missing = [column for column in columns if column not in known]
     needed = [column for column in missing if column not in optional]
     if needed:
@@ -873,7 +874,7 @@ def batches(
     of_file = {*source.names}
     own = [column for column in columns if column in of_file]
     # A file with none of the columns is read too, to count its rows.
-    for batch in source.batches(own or source.names[:1]):
+    for batch in source.batches(own or source.names[:1] or columns):
         yield FileBatch(_completed(batch.columns, source, columns), batch.first, batch.num_bad, batch.lines)
 
 

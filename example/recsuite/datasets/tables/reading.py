@@ -92,7 +92,7 @@ def read_tables(
         by_role: dict[str, list[Part]] = {role: [] for role in wanted}
         for (role, _, _), part in zip(roles, parts, strict=True):
             by_role[role].append(part)
-        if not any(part.num_rows for part in by_role[EVENTS]):
+        if not any(part.num_rows or part.file.is_more for part in by_role[EVENTS]):
             raise UserError(f"{tables.events[0]} holds no event: there is no row below its header.")
         with stage("bringing the tables together"):
             raw = _Reading(schema, wanted, by_role, reading, notes, config).raw_data()
