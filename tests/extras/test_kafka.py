@@ -380,11 +380,9 @@ def test_events_after_the_newest_of_a_late_partition_are_held_back_up_to_a_delay
         notes = reader.read(topic.ends())
         # The newest events are those of places 7, 8, 5.
         assert times_in(reader.columns()) == [*range(9 - held)]
-        notes = [note for note in notes if "held back" in note]
-        assert len(notes) == bool(held)
-        for note in notes:
-            assert note.startswith(f"{held} rating")
-            assert f" held back until {', '.join(late)} has a newer one, or others are newer by" in note
+        waits = [note for note in notes if note.startswith("a window waits until ")]
+        assert len(waits) == bool(late)
+        assert all(f"{', '.join(late)} has a newer event, or others are" in note for note in waits)
         if held == 3:
             kafka.send(name, [None, None, *as_json(ratings(1, first=7))], 3)
             assert times_in(read(reader, config, topic.ends())) == [0, 1, 2, 3, 4, 5, 6, 7, 7]
@@ -398,14 +396,18 @@ def test_a_window_ends_when_an_event_is_newer_by_the_delay_and_not_one_event_lat
     begin, dues = FIRST // 3_600 * 3_600, []
     with opened(config) as (topic, reader):
         # The other partitions are idle.
-        for second in (0, 1_800, 3_600, 3_899, 3_900):
-            kafka.send(name, as_json([{"user": "u", "item": 1, "rating": 3, "timestamp": begin + second}]), 1)
+        for place, second in enumerate((0, 1_800, 3_600, 3_899, 3_900)):
+            event = {"user": "u", "item": place, "rating": 1 + place, "timestamp": begin + second}
+            kafka.send(name, as_json([event]), 1)
             reader.read(topic.ends())
             dues.append(reader.is_due)
         assert dues == [False, False, False, False, True]
         columns = reader.columns()
         assert columns.segment is not None
         assert (columns.num_train, columns.segment.until) == (3, begin + 3_600)
+        # What stays as the stream begins is that of all events that were read, not of the first window.
+        assert json.loads(Path(columns.folder, "vocabulary.json").read_text())["item"] == [*range(5)]
+        assert columns.mean_label == 3.0
 
 
 def test_events_of_files_beside_a_topic_are_told_and_named_ones_refused(

@@ -274,9 +274,16 @@ def open_segment(
     everyones = once_per_node(context, opened, PREPARATION_DEADLINE, group=group)
     for note in everyones[0][2]:
         context.say(note)
-    if everyones[0][1] is not None:
-        _check_same_data([machine[:2] for machine in everyones])
-    columns: Columns | None = everyones[context.rank][1]
+    is_due = [columns is not None for _, columns, _ in everyones]
+    if not any(is_due):
+        return None
+    if not all(is_due):
+        raise UserError(
+            f"Ranks {is_due.index(True)} and {is_due.index(False)} have read other events: only the first "
+            "has a whole window. Fix: give all machines the same data, and start again with --resume."
+        )
+    _check_same_data([machine[:2] for machine in everyones])
+    columns: Columns = everyones[context.rank][1]
     return columns
 
 

@@ -160,7 +160,7 @@ def next_window(
     Windows begin at multiples of the span, counted from 1970 or in events from the first one, or at the end
     of the previous window. times: of the events from position `first` on, in order, seconds since 1970,
     int64; until: time before which no more events are expected, so that windows of time up to it are
-    complete; None if no more are expected at all.
+    complete; None if no more are expected at all. For windows of events only whether it is None counts.
     """
     last = first + len(times)
     if begin >= last:

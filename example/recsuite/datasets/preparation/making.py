@@ -193,7 +193,7 @@ def _write_columns(
     num_train = sizes[0]
     written, own = _write_features(folder, raw, stored, order, num_train, schema, stream, shared)
     num_head = min(num_train, HEAD) if stream else num_train
-    segment = None if stream is None else _with_means(stream.segment, raw, order[:num_head])
+    segment = None if stream is None else stream.segment
     # The model starts from it, so it must not depend on later events.
     labels = stored.label[:num_train]
     mean_label = segment.position.mean_label if segment else float(labels.mean(dtype=np.float64))
@@ -274,20 +274,6 @@ def _write_columns(
 def _order_of(stream: StreamPart) -> tuple[np.ndarray, tuple[int, int, int], list[str]]:
     """Return the same as `split` for a segment of a stream."""
     return stream.order, (len(stream.order), 0, 0), [*stream.notes]
-
-
-def _with_means(segment: StreamSegment, raw: RawData, head: np.ndarray) -> StreamSegment:
-    """Return a segment with the means of the first events, if it begins the stream. head: their places."""
-    if segment.first or not len(head):
-        return segment
-    events = raw.events
-    position = dataclasses.replace(
-        segment.position,
-        first_time=int(events.time[head[0]]),
-        mean_label=float(events.label[head].mean(dtype=np.float64)),
-        mean_weight=1.0 if events.weight is None else float(events.weight[head].mean(dtype=np.float64)),
-    )
-    return dataclasses.replace(segment, position=position)
 
 
 def vocabulary_of(folder: Path, raw: RawData, order: np.ndarray, schema: Schema) -> str:

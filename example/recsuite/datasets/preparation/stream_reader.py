@@ -39,11 +39,13 @@ from recsuite.datasets.preparation.splits import describe_held
 from recsuite.datasets.schema import ITEM, USER, RawData, Schema, with_columns
 from recsuite.datasets.source import DATA_DEADLINE
 from recsuite.datasets.streams import (
+    HEAD,
     PRUNE_EVERY,
     SECONDS_PER_DAY,
     FilePosition,
     Frontier,
     Mark,
+    StreamPosition,
     StreamSegment,
     StreamState,
     end_of_window,
@@ -164,10 +166,12 @@ class StreamReader:
             # A stream may have new files for ever.
             del self._marks[name], self._seen[name]
         notes, self._files.notes = self._files.notes, []
-        late, said = self._until()[1:]
-        if late != self._late:
-            self._late = late
-            notes += [said] if late else []
+        before, self._late = self._late, self._late_partitions()
+        if self._late not in ("", before):
+            notes.append(
+                f"a window waits until {self._late} has a newer event, or others are newer by "
+                f"--partition_delay {self._config.stream.partition_delay}"
+            )
         return notes
 
     @contextlib.contextmanager
@@ -199,16 +203,17 @@ class StreamReader:
             growth = self._files.growth(source, ends, self._known(), temporary)
             parts = [part.file for part in growth.values() if part.file is not None]
             if not parts:
-                if self._events is not None:
+                if self._events is not None and names == self._names:
+                    self._check_rows(growth, {})
                     self._mark(growth, {})
                     return
-                # All is learned.
+                # No events, with the columns and the types that those of a reading have.
                 (nothing := temporary / "nothing.jsonl").write_text("\n")
                 parts = [File(str(nothing), "jsonl", is_more=True)]
             with explained(said, advice):
                 tables = dataclasses.replace(source.tables, events=tuple(parts))
                 # Only a first reading may be repeated by another training.
-                is_kept = is_first and self._files.keeps_parts
+                is_kept = is_first and bool(growth) and self._files.keeps_parts
                 source = dataclasses.replace(source, tables=tables)
                 raw = read(source, self._data, cache, None if is_kept else kept)
         finally:
@@ -221,6 +226,7 @@ class StreamReader:
             for name, part in growth.items()
             if part.file is not None
         }
+        self._check_rows(growth, counts)
         self._add(dataclasses.replace(raw, events_per_file=counts), source.schema, names, growth)
 
     def _add(
@@ -255,10 +261,9 @@ class StreamReader:
         self, counts: Mapping[str, int], names: list[str], growth: Mapping[str, Growth]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the file and the row of each event of a reading. counts: number of events of each file."""
-        file = np.repeat([names.index(name) for name in counts], [*counts.values()]).astype(np.int32)
-        rows = [
-            self._first_row(name, growth[name], counts[name]) + np.arange(counts[name]) for name in counts
-        ]
+        place = {name: number for number, name in enumerate(names)}
+        file = np.repeat([place[name] for name in counts], [*counts.values()]).astype(np.int32)
+        rows = [_first_row(growth[name], number) + np.arange(number) for name, number in counts.items()]
         return file, np.concatenate([np.zeros(0, np.int64), *rows])
 
     def _without_late(
@@ -289,18 +294,23 @@ class StreamReader:
         raw = dataclasses.replace(raw, events=with_columns(raw.events, lambda column: column[order]))
         return _Placed(raw, file[order], row[order])
 
-    def _first_row(self, name: str, part: Growth, number: int) -> int:
-        """Return the number of rows of a file before a part, which has so many; refuse impossible ones."""
-        seen = self._seen.get(name, 0)
-        # The rows that a topic still has are numbered from their end, which was read before.
-        begin = part.end.read - number if part.rows is None else part.rows
-        if begin + number < seen or (part.rows is None and begin < self._marks[name][-1].rows):
-            raise UserError(
-                f"{name} has {begin + number:,} rows, and {seen:,} of it were read: they are not those that "
-                "this stream has learned from. Fix: put the file back as it was, or train anew without "
-                "--resume."
-            )
-        return begin
+    def _check_rows(self, growth: Mapping[str, Growth], counts: Mapping[str, int]) -> None:
+        """Refuse files without rows that they had. counts: number of rows of each that were read."""
+        for name, part in growth.items():
+            number, seen = counts.get(name, 0), self._seen.get(name, 0)
+            begin = _first_row(part, number)
+            if part.rows is None and begin < self._marks[name][-1].rows:
+                raise UserError(
+                    f"{name} has {number:,} rows that follow the learned ones and were read, and there were "
+                    f"{seen - self._marks[name][-1].rows:,}: it is another topic, or a compacted one. Fix: "
+                    "give the topic that this stream has learned from, or train anew without --resume."
+                )
+            if begin + number < seen:
+                raise UserError(
+                    f"{name} has {begin + number:,} rows, and {seen:,} of it were read: they are not those "
+                    "that this stream has learned from. Fix: put the file back as it was, or train anew "
+                    "without --resume."
+                )
 
     def _mark(self, growth: Mapping[str, Growth], counts: Mapping[str, int]) -> None:
         """Add the marks of a reading. counts: number of rows of each file that were read."""
@@ -366,40 +376,47 @@ class StreamReader:
 
     @property
     def is_due(self) -> bool:
-        """True if the events of the next window have come."""
+        """True if the next window is complete."""
         events = self._events
         assert events is not None
         times = events.raw.events.time[events.order[events.begin :]]
-        return next_window(times, self._first, self._span, self._until()[0], self._first) is not None
+        return next_window(times, self._first, self._span, self._until(), self._first) is not None
 
-    def _until(self) -> tuple[int | None, str, str]:
-        """Return the time for `next_window`, the partitions for which windows wait, and a note on them."""
-        events, stream, source = self._events, self._config.stream, self._source
+    def _until(self) -> int | None:
+        """Return the time for `next_window`."""
+        events, stream = self._events, self._config.stream
         assert events is not None
-        assert source is not None
         order = events.order[events.begin :]
         if not (self._trains and stream.follow_data):
-            return None, "", ""
+            return None
         if not len(order):
-            return self.position.predicted.time, "", ""
+            return self.position.predicted.time
         times = events.raw.events.time[order]
         if stream.delay is None or not self._span.is_time:
-            return int(times[-1]), "", ""
-        # A partition that is late may have events of a window that seems to be complete.
+            return int(times[-1])
+        return int(max(self._newest().min(), times[-1] - stream.delay.amount, times[0]))
+
+    def _newest(self) -> np.ndarray:
+        """Return the time of the newest event of each partition, int64 [names]."""
+        assert self._events is not None
+        order = self._events.order[self._events.begin :]
         newest = np.full(len(self._names), self.position.predicted.time)
-        np.maximum.at(newest, events.file[order], times)
-        until = int(max(newest.min(), times[-1] - stream.delay.amount, times[0]))
-        number = int(np.count_nonzero(times > until))
-        if not number:
-            return until, "", ""
-        late = [name for name, time in zip(self._names, newest, strict=True) if time <= until]
-        listed = f"{', '.join(late[:MOST_NAMES])}{', ...' * (len(late) > MOST_NAMES)}"
-        return (
-            until,
-            listed,
-            f"{counted(number, source.schema.label)} held back until {listed} has a newer one, or others are "
-            f"newer by --partition_delay {stream.partition_delay}",
-        )
+        np.maximum.at(newest, self._events.file[order], self._events.raw.events.time[order])
+        return newest
+
+    def _late_partitions(self) -> str:
+        """Return the names of the partitions without which a window would be complete; "" if none is."""
+        until, events = self._until(), self._events
+        assert events is not None
+        times = events.raw.events.time[events.order[events.begin :]]
+        if until is None or not len(times) or not self._span.is_time:
+            return ""
+        # The ends of the windows that are complete, and that would be.
+        ends = [time // self._span.amount * self._span.amount for time in (until, int(times[-1]))]
+        if not ((times >= ends[0]) & (times < ends[1])).any():
+            return ""
+        late = [name for name, time in zip(self._names, self._newest(), strict=True) if time <= until]
+        return f"{', '.join(late[:MOST_NAMES])}{', ...' * (len(late) > MOST_NAMES)}"
 
     def columns(self) -> Columns:
         """Write and return the columns of the next segment, which is empty if all is learned.
@@ -422,9 +439,11 @@ class StreamReader:
                 f"A stream requires {source.schema.labels}, and there are none; give files that hold some."
             )
         cache = cache_of(source, self._data)
-        until = self._until()[0]
+        if not self._first:
+            self.position = _with_means(self.position, events)
+        until = self._until()
         order, num_left = self._next_order(events, until)
-        if not self._vocabulary and num_left:
+        if not self._vocabulary and len(order) < len(events.order):
             self._vocabulary = self._whole_vocabulary(events, source.schema, cache)
         raw, of_raw = events.raw, order
         if self._first or num_left:
@@ -579,3 +598,22 @@ def _ids_of(raw: RawData, schema: Schema) -> tuple[np.ndarray, np.ndarray]:
 def _thinned(marks: list[FilePosition]) -> list[FilePosition]:
     """Return the marks of a file, every second one if they are too many; the first and the last stay."""
     return marks if len(marks) <= MOST_MARKS else [*marks[:-1:2], marks[-1]]
+
+
+def _first_row(part: Growth, number: int) -> int:
+    """Return the number of rows of a file before a part, which has so many."""
+    # The rows that a topic still has are numbered from their end, which was read before.
+    return part.end.read - number if part.rows is None else part.rows
+
+
+def _with_means(position: StreamPosition, events: _Unlearned) -> StreamPosition:
+    """Return the position at the begin of a stream with the means of the first events."""
+    head, columns = events.order[:HEAD], events.raw.events
+    if not len(head):
+        return position
+    return dataclasses.replace(
+        position,
+        first_time=int(columns.time[head[0]]),
+        mean_label=float(columns.label[head].mean(dtype=np.float64)),
+        mean_weight=1.0 if columns.weight is None else float(columns.weight[head].mean(dtype=np.float64)),
+    )
