@@ -213,11 +213,17 @@ def test_a_resume_in_a_window_after_the_topic_removed_learned_messages_equals_th
     # Now the topic removes ratings of the window too.
     for begin in range(0, 340, 4):
         kafka.send("in-a-window-killed", lines[begin : begin + 4], 2)
-    refused = python(*commands[killed], *flags, "--resume", "--save_dir", tmp_path / "too late")
+    late = tmp_path / "too late"
+    for words in ((*flags, "--resume", "--save_dir", late), ("--load", late)):
+        refused = python(*commands[killed], *words)
+        assert refused.returncode == 2
+        left = re.search(r"are not those that this stream .*: (\d+) of 48 in its window", refused.stderr)
+        assert left is not None
+        assert 0 < int(left[1]) < 48
+    other = kafka.address("in-a-window-whole")
+    refused = python(*command(killed, killed / "dumps", "--stream", other, "--compact"))
     assert refused.returncode == 2
-    left = re.search(r"are not those that this stream .*: (\d+) of 48 in its window", refused.stderr)
-    assert left is not None
-    assert 0 < int(left[1]) < 48
+    assert "has learned from the messages of" in refused.stderr
 
 
 def wait_for_ratings(process: subprocess.Popen[str], number: int, number_late: int = 0) -> None:

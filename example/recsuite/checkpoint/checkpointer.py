@@ -323,15 +323,7 @@ def _check_stream(chain: CheckpointChain, progress: Progress, columns: Columns) 
     assert segment is not None
     if segment.first != stream.begin:
         raise UserError(f"{chain.folder.parent} got another checkpoint meanwhile. Fix: start again.")
-    times, files, rows = (columns.column(name) for name in ("time", "file", "file_row"))
-    left = int(np.count_nonzero(stream.position.predicted.includes(times, files, rows, segment.names)))
-    if left != (number := stream.end - stream.begin):
-        raise UserError(
-            f"The {columns.schema.labels} after the first {stream.begin:,} of {columns.source} are not those "
-            f"that this stream has learned from: {left:,} of {number:,} in its window under way are left. A "
-            "stream continues with new files and with what is added at the end of files. Fix: put the files "
-            "back as they were, or train anew without --resume."
-        )
+    stream.check_window(columns)
     if not (stream.begin <= stream.end and progress.samples <= stream.end - stream.begin):
         raise UserError(
             f"{chain.folder} says that {progress.samples:,} {columns.schema.labels} of its window are used, "

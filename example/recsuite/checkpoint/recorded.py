@@ -103,7 +103,7 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
         return config
     folder, recorded = before[0], _with_global_batch(before[0], checked_flags(*before))
     topic = _topic_in(before[1])
-    if topic and config.checkpoint.compact:
+    if topic and config.checkpoint.compact and not config.stream.topic:
         # Deltas are merged without reading it.
         recorded["stream"] = topic
     # Only the brokers may have another address.

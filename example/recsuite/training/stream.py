@@ -317,7 +317,8 @@ def report_rest_of_stream(
     every rank.
 
     Raises:
-        UserError: when another checkpoint was read than the one that chose the events.
+        UserError: when another checkpoint was read than the one that chose the events, or the data have not
+            all events of its window under way.
     """
     # A ranking of a stream was refused with the flags.
     assert isinstance(evaluator, PredictionEvaluator)
@@ -327,6 +328,7 @@ def report_rest_of_stream(
         raise UserError(
             f"The checkpoint was replaced while the {columns.schema.labels} were read. Fix: start again."
         )
+    stream.check_window(columns)
     # The columns begin with the window under way.
     begin, end = progress.samples, columns.num_train
     step, unit = describe_step(progress), columns.schema.labels
