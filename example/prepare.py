@@ -308,7 +308,7 @@ def prepare(argv: Sequence[str] | None = None) -> int:
         raise rs.UserError(f"Ray stopped: {found[0] if found else str(error).splitlines()[0]}") from error
     script = os.path.relpath(Path(__file__).with_name("example.py" if args.label else "retrieval.py"))
     flags = f"--data_path {shlex.quote(str(args.output))} --partitions {args.partitions}"
-    print(f"next: torchrun --nproc_per_node 2 {shlex.quote(script)} {flags}")
+    print(f"next: torchrun --standalone --nproc_per_node 2 {shlex.quote(script)} {flags}")
     return 0
 
 

@@ -117,7 +117,8 @@ def test_the_command_of_the_page_writes_each_event_once_and_all_of_a_user_in_one
     )
     assert f"partitions: {sizes.min():,} events in the smallest, {sizes.max():,} in the largest" in output
     assert f"dropped: {6_000 - len(events):,} repeated events (--duplicates last)" in output
-    begin = f"next: torchrun --nproc_per_node 2 {os.path.relpath(SCRIPT.with_name('example.py'))}"
+    script = os.path.relpath(SCRIPT.with_name("example.py"))
+    begin = f"next: torchrun --standalone --nproc_per_node 2 {script}"
     assert output.splitlines()[-1] == f"{begin} --data_path parts --partitions 4"
     check_columns(events)
     assert (

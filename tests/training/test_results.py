@@ -54,6 +54,11 @@ def test_a_model_worse_than_any_baseline_has_a_line() -> None:
     columns.baselines = {"predictions": {"global mean": {"rmse": 1.1}, "biases": {"rmse": 0.9}}}
     (worse,) = describe_better_baselines(columns, TASKS["rating"], Measured({"rmse": 1.0}, 5))
     assert worse == "this model is worse than biases (0.9000): its test RMSE is 1.0000"
+    columns.baselines = {"predictions": {}}
+    of_stream = TASKS["rating"], Measured({"rmse": 1.0}, 5)
+    (worse,) = describe_better_baselines(columns, *of_stream, {"rmse": 0.9})
+    assert worse == "this model is worse than biases of all earlier events (0.9000): its RMSE is 1.0000"
+    assert describe_better_baselines(columns, *of_stream, {"rmse": 1.1}) == []
 
 
 def test_known_and_new_users_are_compared_with_the_baselines_separately() -> None:

@@ -354,7 +354,9 @@ def fitted_to_tables(config: Config, given: Collection[str], is_recorded: bool =
         raise UserError("The events have no times, so --stream has no order to follow; remove it.")
     named = {"split", "stream", "duplicates", "test_fraction"} & {*given}
     if not (named or is_recorded) and has_split(file.name for file in source.files):
-        say("--split files, because the files are called train and test; give --split time for another one")
+        # A reader of an extra may know no other split.
+        another = "" if config.reader is not None else "; give --split time for another one"
+        say(f"--split files, because the files are called train and test{another}")
         config = config.replaced(split="files")
     _check_order(config, source.has_times)
     if config.model.reads_order and not (source.has_order or is_recorded):

@@ -97,6 +97,8 @@ def print_stream_results(run: Run, config: ModelConfig, context: RuntimeContext)
     context.say(f"trained on {counted(number, 'window')} of the stream{skipped}")
     name = f"predicted before training, {counted(number, 'window')}"
     context.say(results_table(run.columns, task, name, run.test, "stream", biases=run.biases), tagged=False)
+    for sentence in describe_better_baselines(run.columns, task, run.test, run.biases):
+        context.say(sentence)
 
 
 def describe_no_test(columns: Columns) -> str:
@@ -198,14 +200,19 @@ def share_of_best(label: str, value: float, name: str, baseline: float, best: fl
     )
 
 
-def describe_better_baselines(columns: Columns, task: WorkerTask, test: Measured) -> list[str]:
+def describe_better_baselines(
+    columns: Columns, task: WorkerTask, test: Measured, biases: Metrics | None = None
+) -> list[str]:
     """Return lines on the baselines that predict the test better than a model; also for users with and
     without training events. Empty if the model is better than all of them.
+
+    biases: the metrics of the baseline of a stream, which has no test.
     """
     labels, label = columns.schema.labels, task.main_label
-    whole = _better(columns.baselines[task.evaluation], task, test, labels)
+    baselines = {**columns.baselines[task.evaluation], **({PAST_BIASES: biases} if biases else {})}
+    whole, of = _better(baselines, task, test, labels), "" if biases else "test "
     value = format_metric(test[task.main_metric])
-    lines = [f"this model is worse than {whole}: its test {label} is {value}"] if whole else []
+    lines = [f"this model is worse than {whole}: its {of}{label} is {value}"] if whole else []
     of_parts = {
         part: _better(columns.baselines.get(task.evaluation + part, {}), task, measured, labels)
         for part, measured in test.parts.items()
