@@ -346,7 +346,7 @@ def ranks_and_recommends(lines: Lines, clone: Path) -> None:
 
 def writes_a_report(lines: Lines, clone: Path) -> None:
     trains(lines, clone)
-    assert sorted(path.name for path in (clone / "runs/first").iterdir()) == ["metrics.json"]
+    assert sorted(path.name for path in (clone / "runs/first").iterdir()) == ["groups.json", "metrics.json"]
 
 
 def compares_runs(lines: Lines, clone: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_report_holds_configuration_versions_and_every_epoch(
     assert time["steps"] + time["feed"] >= 0.9 * sum(epoch["seconds"] for epoch in report["epochs"])
     assert min(time["imports"], time["data"], time["model"], time["evaluation"]) > 0 == time["dumps"]
     folder = Path(runs[0].args[-1])
-    assert [path.name for path in folder.iterdir()] == ["metrics.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["groups.json", "metrics.json"]
 
 
 def test_the_same_seed_gives_the_same_losses(runs: list[subprocess.CompletedProcess[str]]) -> None:
