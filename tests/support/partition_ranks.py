@@ -102,8 +102,8 @@ def evaluated(config: Config, context: RuntimeContext) -> dict[str, Any]:
         feed = BatchFeed(data.loader)
         evaluator = make_evaluator(feed, columns, config, context)
         measured = {
-            "validation": dataclasses.asdict(evaluator.validate(state.model, 0)),
-            "test": dataclasses.asdict(evaluator.test(state.model, 0)),
+            "validation": plain(dataclasses.asdict(evaluator.validate(state.model, 0))),
+            "test": plain(dataclasses.asdict(evaluator.test(state.model, 0))),
         }
         losses = train_epoch(state, feed, Progress(), config.training, context).tolist()
         sizes = data.loader.dataset.step_sizes("train")
@@ -124,6 +124,13 @@ def resumed(folder: Path, context: RuntimeContext) -> dict[str, Any]:
     before = train(folder / "ended", config, context, END_AT, inc_dump=True)
     after = train(folder / "ended", config, context, inc_dump=True, resume=True)
     return {"whole": whole, "before": before, "after": after}
+
+
+def plain(metrics: Any) -> Any:
+    """Metrics for JSON, without the sums of groups of users, which are others on several ranks."""
+    if not isinstance(metrics, dict):
+        return metrics
+    return {name: plain(value) for name, value in metrics.items() if name != "groups"}
 
 
 if __name__ == "__main__":
