@@ -52,6 +52,7 @@ from recsuite.runtime.process import RuntimeContext, all_gather_object, broadcas
 from recsuite.training.callbacks import Epoch, Step
 from recsuite.training.progress import Progress
 from recsuite.training.state import ShardedModel
+from recsuite.training.stream import check_window
 from recsuite.training.weights import check_finite, check_no_invalid_weights, describe_invalid_weights
 
 
@@ -323,7 +324,7 @@ def _check_stream(chain: CheckpointChain, progress: Progress, columns: Columns) 
     assert segment is not None
     if segment.first != stream.begin:
         raise UserError(f"{chain.folder.parent} got another checkpoint meanwhile. Fix: start again.")
-    stream.check_window(columns)
+    check_window(stream, columns)
     if not (stream.begin <= stream.end and progress.samples <= stream.end - stream.begin):
         raise UserError(
             f"{chain.folder} says that {progress.samples:,} {columns.schema.labels} of its window are used, "

@@ -6,14 +6,9 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from recsuite.datasets.streams import StreamPosition
-from recsuite.errors import UserError
 from recsuite.files import OPTIONAL
-
-if TYPE_CHECKING:
-    from recsuite.datasets.columns import Columns
 
 # Metrics whose squares are averaged over windows, not the values themselves.
 ROOTS = ("rmse",)
@@ -47,24 +42,6 @@ class StreamProgress:
     def is_under_way(self) -> bool:
         """True if a window was predicted and not all of it is trained on."""
         return self.begin < self.end
-
-    def check_window(self, columns: Columns) -> None:
-        """Refuse the columns of a resume or a load that have not all events of the window under way.
-
-        Raises:
-            UserError: with the number of those that they have.
-        """
-        assert columns.segment is not None
-        times, files, rows = (columns.column(name) for name in ("time", "file", "file_row"))
-        is_in_window = self.position.predicted.includes(times, files, rows, columns.segment.names)
-        left, number = int(is_in_window.sum()), self.end - self.begin
-        if left != number:
-            labels = f"The {columns.schema.labels} after the first {self.begin:,} of {columns.source}"
-            raise UserError(
-                f"{labels} are not those that this stream has learned from: {left:,} of {number:,} in its "
-                "window under way are left. A stream continues with new files and with what is added at the "
-                "end of files. Fix: put the files back as they were, or train anew without --resume."
-            )
 
     def done(self, position: StreamPosition) -> StreamProgress:
         """Return the progress at the end of the window under way, which has a position in the files."""

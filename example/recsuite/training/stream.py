@@ -306,6 +306,25 @@ def day(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M")
 
 
+def check_window(stream: StreamProgress, columns: Columns) -> None:
+    """Refuse the columns of a resume or a load that have not all events of the window under way.
+
+    Raises:
+        UserError: with the number of those that they have.
+    """
+    assert columns.segment is not None
+    times, files, rows = (columns.column(name) for name in ("time", "file", "file_row"))
+    is_in_window = stream.position.predicted.includes(times, files, rows, columns.segment.names)
+    left, number = int(np.count_nonzero(is_in_window)), stream.end - stream.begin
+    if left != number:
+        raise UserError(
+            f"The {columns.schema.labels} after the first {stream.begin:,} of {columns.source} are not those "
+            f"that this stream has learned from: {left:,} of {number:,} in its window under way are left. A "
+            "stream continues with new files and with what is added at the end of files. Fix: put the files "
+            "back as they were, or train anew without --resume."
+        )
+
+
 def report_rest_of_stream(
     evaluator: Evaluator,
     model: DistributedModelParallel,
@@ -328,7 +347,7 @@ def report_rest_of_stream(
         raise UserError(
             f"The checkpoint was replaced while the {columns.schema.labels} were read. Fix: start again."
         )
-    stream.check_window(columns)
+    check_window(stream, columns)
     # The columns begin with the window under way.
     begin, end = progress.samples, columns.num_train
     step, unit = describe_step(progress), columns.schema.labels
