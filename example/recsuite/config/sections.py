@@ -144,6 +144,8 @@ class DataConfig(Section):
 
     def num_validation(self, number: int) -> int:
         """Return the number of validation events of `number` events outside the test."""
+        if self.split == NO_SPLIT:
+            return 0
         if not isinstance(self.validation_fraction, str):
             return round(number * self.validation_fraction)
         few = min(LEAST_VALIDATION, round(number * MOST_OF_VALIDATION))

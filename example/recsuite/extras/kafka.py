@@ -149,28 +149,39 @@ class Topic:
             UserError: when they cannot be read, or the topic is another one than that of the positions.
         """
         notes = [*self.notes]
-        while True:
-            try:
-                return self._growth(source, extents, known, folder)
-            except _RemovedError as error:
-                lows, before = self.ends(), extents
-                extents = {
-                    name: (min(lows.get(name, (low, end))[0], end), end)
-                    for name, (low, end) in before.items()
-                }
-                if extents == before:
-                    raise UserError(str(error)) from None
-            self.notes = [*notes]
+        if not known:
+            self._tell_unread(source)
+        growth, begins = self._parts(extents, known)
+        ends = {name: part.end.bytes for name, part in growth.items() if begins[name] < part.end.bytes}
+        try:
+            files = self._files(source, begins, ends, folder)
+        except _RemovedError as error:
+            lows = {name: low for name, (low, _) in self.ends().items()}
+            now = {name: (min(lows.get(name, low), end), end) for name, (low, end) in extents.items()}
+            if now == extents:
+                raise UserError(str(error)) from None
+            self.notes = notes
             for path in folder.iterdir():
                 path.unlink()
+            return self.growth(source, now, known, folder)
+        if extents and not known:
+            if not files:
+                raise self._without_messages()
+            # Imported here: a rank that reads no messages needs no Arrow.
+            from recsuite.datasets.tables.formats import columns_of
 
-    def _growth(
-        self,
-        source: TableSource,
-        extents: Mapping[str, tuple[int, int]],
-        known: Mapping[str, FilePosition],
-        folder: Path,
-    ) -> dict[str, Growth]:
+            tables = dataclasses.replace(source.tables, events=tuple(files.values()))
+            validate(source.table_schema, columns_of(tables), schema_path(source.tables.root))
+        for name, file in files.items():
+            rows = known[name].rows if name in known else 0
+            file = dataclasses.replace(file, rows_before=rows, is_more=bool(known))
+            growth[name] = growth[name]._replace(file=file)
+        return growth
+
+    def _parts(
+        self, extents: Mapping[str, tuple[int, int]], known: Mapping[str, FilePosition]
+    ) -> tuple[dict[str, Growth], dict[str, int]]:
+        """Return the part of each partition to read, without its file, and the offset at which it begins."""
         for name, (_, end) in extents.items():
             if name in known and end < known[name].read_bytes:
                 raise UserError(
@@ -178,8 +189,6 @@ class Topic:
                     f"before offset {known[name].read_bytes}: it is another topic of this name. Fix: give "
                     "the address of the topic, or train anew without --resume."
                 )
-        if not known:
-            self._tell_unread(source)
         # After a resume first again what was read before: the rows that are left end where it ended.
         again = {
             name: Growth(None, begin.rows, FilePosition(bytes=begin.read_bytes, read=begin.read))
@@ -205,21 +214,7 @@ class Topic:
                     "of which those that are not learned are skipped"
                 )
                 growth[name] = part._replace(rows=None) if again else part
-        ends = {name: part.end.bytes for name, part in growth.items() if begins[name] < part.end.bytes}
-        files = self._files(source, begins, ends, folder)
-        if extents and not known:
-            if not files:
-                raise self._without_messages()
-            # Imported here: a rank that reads no messages needs no Arrow.
-            from recsuite.datasets.tables.formats import columns_of
-
-            tables = dataclasses.replace(source.tables, events=tuple(files.values()))
-            validate(source.table_schema, columns_of(tables), schema_path(source.tables.root))
-        for name, file in files.items():
-            rows = known[name].rows if name in known else 0
-            file = dataclasses.replace(file, rows_before=rows, is_more=bool(known))
-            growth[name] = growth[name]._replace(file=file)
-        return growth
+        return growth, begins
 
     def unread(self, extents: Mapping[str, tuple[int, int]], known: Mapping[str, FilePosition]) -> list[str]:
         """Return the names of the partitions that were not read up to their ends."""

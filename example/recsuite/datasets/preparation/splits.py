@@ -207,9 +207,7 @@ def split(
     # Stable, so that events of one second keep the order of the file on every machine.
     by_time = sorted_places(raw.events.time)
     is_test, notes = _choose_test(raw, schema, by_time, config, seed)
-    if config.split == NO_SPLIT:
-        is_validation = np.zeros_like(is_test)
-    elif raw.official_validation is None:
+    if raw.official_validation is None:
         is_validation = _choose_validation(raw.events, by_time, is_test, config, seed)
     else:
         is_validation = gather(raw.official_validation, by_time, np.zeros_like(is_test))
@@ -256,8 +254,6 @@ def _choose_test(
     """Mark the events of the test, bool [events], in the order of time. Also returns notes."""
     number = len(raw.events.user)
     is_test = np.zeros(number, bool)
-    if config.split == NO_SPLIT:
-        return is_test, []
     if raw.official_test is not None:
         return gather(raw.official_test, by_time, is_test), []
     if config.split == "leave_one_out":
@@ -274,7 +270,7 @@ def _choose_test(
 
 def _cut_of(number: int, config: DataConfig) -> int:
     """Place in the order of time at which the test begins, which has the newest of `number` events."""
-    return number - round(number * config.test_fraction)
+    return number if config.split == NO_SPLIT else number - round(number * config.test_fraction)
 
 
 def _describe_cut(time: np.ndarray, by_time: np.ndarray, cut: int, schema: Schema) -> list[str]:

@@ -96,6 +96,16 @@ class _Unlearned:
     held_back: str
     begin: int = 0
 
+    @property
+    def left(self) -> np.ndarray:
+        """Places of the events of the order that are not learned."""
+        return self.order[self.begin :]
+
+    @property
+    def times(self) -> np.ndarray:
+        """Times of these, int64."""
+        return self.raw.events.time[self.left]
+
     def num_before(self, name: str, mark: FilePosition) -> int:
         """Return after how many more events of the order all before a mark of a file is learned."""
         # A mark of a reading without events is known at the next one.
@@ -372,43 +382,40 @@ class StreamReader:
     @property
     def has_more(self) -> bool:
         """True if events were read that are not learned."""
-        return self._events is not None and self._events.begin < len(self._events.order)
+        return self._events is not None and len(self._events.left) > 0
 
     @property
     def is_due(self) -> bool:
         """True if the next window is complete."""
-        events = self._events
-        assert events is not None
-        times = events.raw.events.time[events.order[events.begin :]]
-        return next_window(times, self._first, self._span, self._until(), self._first) is not None
+        assert self._events is not None
+        until = self._until()
+        return next_window(self._events.times, self._first, self._span, until, self._first) is not None
 
     def _until(self) -> int | None:
         """Return the time for `next_window`."""
         events, stream = self._events, self._config.stream
         assert events is not None
-        order = events.order[events.begin :]
         if not (self._trains and stream.follow_data):
             return None
-        if not len(order):
+        times = events.times
+        if not len(times):
             return self.position.predicted.time
-        times = events.raw.events.time[order]
         if stream.delay is None or not self._span.is_time:
             return int(times[-1])
         return int(max(self._newest().min(), times[-1] - stream.delay.amount, times[0]))
 
     def _newest(self) -> np.ndarray:
         """Return the time of the newest event of each partition, int64 [names]."""
-        assert self._events is not None
-        order = self._events.order[self._events.begin :]
+        events = self._events
+        assert events is not None
         newest = np.full(len(self._names), self.position.predicted.time)
-        np.maximum.at(newest, self._events.file[order], self._events.raw.events.time[order])
+        np.maximum.at(newest, events.file[events.left], events.times)
         return newest
 
     def _late_partitions(self) -> str:
         """Return the names of the partitions without which a window would be complete; "" if none is."""
-        until, events = self._until(), self._events
-        assert events is not None
-        times = events.raw.events.time[events.order[events.begin :]]
+        assert self._events is not None
+        until, times = self._until(), self._events.times
         if until is None or not len(times) or not self._span.is_time:
             return ""
         # The ends of the windows that are complete, and that would be.
@@ -482,11 +489,11 @@ class StreamReader:
 
     def _next_order(self, events: _Unlearned, until: int | None) -> tuple[np.ndarray, int]:
         """Return the places of the next segment's events, and the number of events after them."""
-        order = events.order[events.begin :]
+        order = events.left
         if not self._trains:
             return order, 0
         if until is not None:
-            order = order[: np.searchsorted(events.raw.events.time[order], until, side="right")]
+            order = order[: np.searchsorted(events.times, until, side="right")]
         # Where the kept users are looked at again: the same place however the events came.
         most = PRUNE_EVERY - self._first % PRUNE_EVERY
         if len(order) <= most:
