@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from recsuite.checkpoint.folder import deltas_in, newest_in, step_of
-from recsuite.checkpoint.format import read_manifest
+from recsuite.checkpoint.format import read_manifest, write_manifest
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.extras.drifting import DriftingWorld
 from recsuite.training.progress import StreamProgress
@@ -146,6 +147,23 @@ def test_a_stream_with_changed_earlier_events_is_refused(ratings: Path, dumps: P
         refused = example(data, save_dir, what)
         assert refused.returncode == 2
         assert "are not those that this stream has learned from" in refused.stderr
+
+
+def test_a_position_that_does_not_say_how_far_its_files_were_read_is_refused(
+    ratings: Path, dumps: Path, tmp_path: Path
+) -> None:
+    save_dir = tmp_path / "dumps"
+    shutil.copytree(dumps, save_dir, symlinks=True)
+    newest, stream = newest_in(save_dir), stream_in(save_dir)
+    assert newest is not None
+    files = {name: dataclasses.replace(each, read_bytes=0) for name, each in stream.position.files.items()}
+    stream = dataclasses.replace(stream, position=dataclasses.replace(stream.position, files=files))
+    manifest = read_manifest(newest)
+    progress = dataclasses.replace(manifest.progress, stream=stream)
+    write_manifest(newest, dataclasses.replace(manifest, progress=progress))
+    refused = example(ratings, save_dir, "--resume")
+    assert refused.returncode == 2
+    assert "earlier version" in refused.stderr
 
 
 def test_a_training_that_follows_its_data_learns_appended_events_until_a_signal_ends_it(

@@ -82,13 +82,16 @@ def _read(section: CheckpointConfig, trains: bool) -> tuple[StreamState, tuple[P
     stream = read_manifest(chain.folder).progress.stream
     if stream is None:
         return StreamState(vocabulary if section.compact else ""), ()
-    if stream.begin and not stream.position.frontier.file:
+    position = stream.position
+    # A position of an earlier version does not say how far its files were read.
+    is_complete = all(each.read_bytes >= each.bytes for each in position.files.values())
+    if stream.begin and not (position.frontier.file and is_complete):
         raise UserError(
             f"{chain.folder} is of a stream of an earlier version, without the position in its files: it can "
             "be served, and not be continued or evaluated. Fix: train again without --resume."
         )
     # To merge deltas no events are needed.
-    position = dataclasses.replace(stream.position, files={}) if section.compact else stream.position
+    position = dataclasses.replace(position, files={}) if section.compact else position
     return StreamState(vocabulary, stream.begin, position), chain.folders
 
 
