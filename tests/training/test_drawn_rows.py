@@ -101,6 +101,11 @@ def test_few_ratings_without_factors_are_predicted_as_by_biases_on_any_number_of
     assert one["test"]["rmse"] < 1.04 * one["baselines"]["biases"]["rmse"]
     assert two["initial"]["rmse"] == pytest.approx(one["initial"]["rmse"], rel=1e-5)
     assert two["test"]["rmse"] == pytest.approx(one["test"]["rmse"], rel=1e-5)
+    # A training on all of them begins alike: drawn rows do not know them after one epoch.
+    all_of_them = (*flags[:2], "--split", "none", "--epochs", "1", "--report_dir", tmp_path / "report-all")
+    succeeded(python(EXAMPLE, *all_of_them))
+    report = read_json(tmp_path / "report-all" / "metrics.json")
+    assert report["epochs"][0]["train_loss"] < 1.2 * one["epochs"][0]["train_loss"]
 
 
 @pytest.mark.parametrize(

@@ -228,6 +228,8 @@ def finish(
         if status:
             say(f"the training on all events failed with status {status}: {described(promoted)}")
             return status
+    elif verdict["is_better"] and not flags.no_final_fit:
+        say("no training on all events: no epoch is better than the initial rows")
     write_whole(run / VERDICT, json.dumps(verdict, indent=1).encode())
     # Again: another one may have removed a run that had no verdict.
     check_newest(run)

@@ -105,7 +105,6 @@ def begins_with_biases(train_state: ShardedModel, columns: Columns, config: Conf
         # The model says so: number 0 of its rows of users and items is a bias.
         and getattr(train_state.head, "has_biases", False)
         and 0 < columns.num_train <= MOST_FOR_BIASES
-        and columns.num_validation > 0
         and not any(table.feature.is_dynamic for table in columns.tables)
     )
 
