@@ -49,6 +49,7 @@ OF_THE_COMMAND_LINE = (
         "follow",
         "follow_data",
         "partition_delay",
+        "move_aside",
         "warm_start",
         "format",
         "row_type",
