@@ -23,14 +23,14 @@ def check_free(section: CheckpointConfig) -> None:
     Raises:
         UserError: names the folder, what is there, and what to give.
     """
-    if not section.writes or section.resume or section.move_aside:
+    if section.resume or section.move_aside:
         return
     save_dir = folder_at(section.save_dir)
     if newest := newest_in(save_dir):
         raise UserError(
-            f"--save_dir {save_dir} has the checkpoints of an earlier training{_described(newest)}. Fix: give "
-            "--resume to continue it, --move_aside (in Python move_aside=True) to keep it in a folder of its "
-            "own and train anew, or another --save_dir."
+            f"--save_dir {save_dir} has the checkpoints of an earlier training{_described(newest)}. Fix: "
+            "give --resume to continue it, --move_aside (in Python move_aside=True) to keep it in a folder "
+            "there and train anew, or another --save_dir."
         )
 
 

@@ -429,7 +429,7 @@ def session(
         The training, with its data, checkpoints, observers and loop.
 
     Raises:
-        UserError: When --save_dir has an earlier training, the data cannot be read or differ between machines,
+        UserError: When --save_dir has an earlier training, the data cannot be read, differ between machines,
             or results could not be written.
 
     Example:
@@ -447,7 +447,8 @@ def session(
     from recsuite.training.observers import observing
 
     # Before the data are read and the results of the earlier training are replaced.
-    raise_on_all(lambda: check_free(config.checkpoint) if context.rank == 0 else None)
+    if config.checkpoint.writes:
+        raise_on_all(lambda: check_free(config.checkpoint) if context.rank == 0 else None)
     with (
         observing(config, context, callbacks, trackers) as observers,
         open_data(config, context, build, observers) as data,
