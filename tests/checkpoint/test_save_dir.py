@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -659,9 +660,7 @@ def test_a_new_training_in_a_folder_with_checkpoints_is_refused_unless_they_may_
     newest = add_chain(tmp_path, 10, 20)[-1]
     there = f"--save_dir {tmp_path} has the checkpoints of an earlier training: run one, step 20, "
     for check in (check_free, begin):
-        refused(
-            lambda check=check: check(section), f"{there}{read_manifest(newest).time}. Fix: ", "--move_aside"
-        )
+        refused(partial(check, section), f"{there}{read_manifest(newest).time}. Fix: ", "--move_aside")
     # It continues with them.
     begin(dataclasses.replace(section, resume=True))
     assert newest_in(tmp_path) == newest

@@ -45,6 +45,7 @@ Lines = tuple[str, ...]
 Check = Callable[[Lines, Path], None]
 SERVING, LOADER = ROOT / "docs" / "serving.md", ROOT / "docs" / "loader.md"
 PLAN = ROOT / "docs" / "extras" / "plan.md"
+KUBERNETES = ROOT / "docs" / "extras" / "kubernetes.md"
 YOUR_DATA, EVERY_WEEK = ROOT / "docs" / "your_data.md", ROOT / "docs" / "extras" / "every_week.md"
 REAL = Path(os.environ.get("MOVIELENS_DATA", ROOT.parent / "shared" / "data" / "ml-latest-small"))
 WALKTHROUGH = (
@@ -507,13 +508,12 @@ CHECKS: dict[str, Check] = {
     # every_week.md
     ".venv/bin/python benchmarks/shop_weeks.py shop --weeks 1": promotes_and_serves,
     ".venv/bin/python benchmarks/shop_weeks.py shop --weeks 2": is_a_week_later,
-    "kubectl apply -f deploy/shared_folder.yaml -f deploy/cronjob.yaml": names_what_is_there,
     # several_machines.md
     f"NNODES=2 {WALKTHROUGH}": meets_other_machines,
     f"NNODES=1:2 MAX_RESTARTS=3 {WALKTHROUGH}": meets_other_machines,
     "sbatch deploy/slurm.sh --dataset ml-1m": names_what_is_there,
-    "docker build -f deploy/Dockerfile -t recommender .": names_what_is_there,
-    "kubectl apply -f deploy/shared_folder.yaml -f deploy/trainjob.yaml": names_what_is_there,
+    # kubernetes.md
+    **{lines[0]: names_what_is_there for lines in commands(KUBERNETES)},
     # object_stores.md
     "./run.sh dump --save_dir s3://bucket/run --epochs 2": lives_in_a_store,
     # ray.md

@@ -6,7 +6,6 @@ import contextlib
 import re
 import shlex
 import sys
-from collections.abc import Collection
 
 from recsuite.config.config import Config
 from recsuite.config.fitting import with_preset
@@ -51,7 +50,7 @@ def fitting_command(argv: list[str]) -> list[str]:
     return [script, *words]
 
 
-def _fitting(argv: list[str], config: Config, given: Collection[str]) -> list[str]:
+def _fitting(argv: list[str], config: Config, given: frozenset[str]) -> list[str]:
     if script := _script_of_labels(config.data):
         return [script, *argv]
     # Given flags would override those of the checkpoint.
