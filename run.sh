@@ -319,7 +319,8 @@ train() {
   fi
   if ((max_restarts > 0)); then
     where+=(--max_restarts="$max_restarts")
-    [[ " $* " == *" --resume "* ]] || say "without --resume each of MAX_RESTARTS=$max_restarts starts from the beginning"
+    [[ " $* " == *" --resume "* ]] || say "without --resume each of MAX_RESTARTS=$max_restarts starts from the beginning, and requires" \
+      "--move_aside if there are checkpoints by then"
   fi
   local launched=("${where[@]}" --nproc_per_node="$nproc" "$here/example/$script" "$@")
   [[ -z "$chosen" ]] || say "the command is$(printf ' %q' "${python%/*}/torchrun" "${launched[@]}")"

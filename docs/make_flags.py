@@ -43,6 +43,8 @@ them from there.
 [The log](log/2026-11.md#defaults-for-ratings) says how they were chosen."""
 # Of the line that names a flag's default, in the help of the parser.
 DEFAULT = " (default: "
+# The default of --save_dir is that of the script that runs.
+OF_SCRIPT, OF_ANY = Config().checkpoint.save_dir, "dumps/SCRIPT"
 
 
 def main() -> None:
@@ -107,7 +109,8 @@ def _rows(group: argparse._ArgumentGroup) -> Iterator[str]:
             names = " or ".join(f"`{name}`" for name in action.option_strings)
             text = " ".join((action.help or "").split()).replace("%%", "%")
             meaning, _, default = text.partition(DEFAULT)
-            yield f"| {names} | {default.removesuffix(')')} | {meaning}{_choices(action)} |"
+            default = default.removesuffix(")").replace(OF_SCRIPT, OF_ANY)
+            yield f"| {names} | {default} | {meaning}{_choices(action)} |"
 
 
 def _choices(action: argparse.Action) -> str:

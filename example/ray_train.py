@@ -1,6 +1,6 @@
 """Train under Ray, which starts the processes, gives them a process group, and starts them again.
 
-    python example/ray_train.py 2 --dataset ml-latest-small --save_dir dumps
+    python example/ray_train.py 2 --dataset ml-latest-small
 
 The first word is the number of workers; the flags are those of example.py. The same `train_worker` runs under
 torchrun, srun and torch.multiprocessing, see docs/extras/ray.md. Requires `pip install "ray[train]"`.
@@ -53,7 +53,9 @@ def launch(workers: int, flags: Sequence[str]) -> int:
     from ray.train.torch import TorchTrainer
 
     # A mistake is said here, and not once by each worker.
-    rs.parse_args(["--resume", *flags])
+    args = rs.parse_args(["--resume", *flags])
+    # A worker runs a script of Ray, so its default is another folder.
+    flags = [*flags, "--save_dir", args.checkpoint.save_dir]
 
     def worker(config: dict[str, Any]) -> None:
         # Ray starts a worker in a folder of its own.

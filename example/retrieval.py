@@ -2,7 +2,7 @@
 
     python retrieval.py                                      one process, synthetic ratings
     torchrun --standalone --nproc_per_node=2 retrieval.py --dataset ml-1m
-    python retrieval.py --load --save_dir dumps              the index of what was trained before
+    python retrieval.py --load                               the index of what was trained before
 
 The flags are those of example.py for ranking, after --preset ranking --negatives 512. If they request no
 checkpoint, deltas are written, except with --train alone. One tower makes a vector of a user, the other of an

@@ -59,7 +59,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     kind = argparse.RawTextHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=kind, allow_abbrev=False)
     parser.add_argument(
-        "--save_dir", type=folder_at, default=Path("dumps"), help="where the training wrote: dumps"
+        "--save_dir",
+        type=folder_at,
+        default=Path("dumps/example"),
+        help="where the training wrote: dumps/example",
     )
     parser.add_argument("--checkpoint", choices=("best", "latest"), default="best", help="which one: best")
     parser.add_argument("--data_path", default="", help="the data of the training, if they were your own")

@@ -3,7 +3,7 @@
     python sequential.py                                            one process, synthetic ratings
     torchrun --standalone --nproc_per_node=2 sequential.py --dataset ml-1m
     python sequential.py --data_path ml-1m --block hstu --epochs 12
-    python sequential.py --recommend --user 42 --save_dir dumps     next items of one user
+    python sequential.py --recommend --user 42                      next items of one user
 
 The flags and modes are those of example.py for sequences, after --preset sequence: train, dump, load, deltas.
 Only the model differs, see docs/sequential.md. At the end it prints the history of the user of the newest

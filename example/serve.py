@@ -77,7 +77,9 @@ def main(argv: list[str] | None = None, model: "ModelMaker | None" = None) -> in
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Return the flags of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--save_dir", type=folder_at, default=Path("dumps"), help="where the training writes")
+    parser.add_argument(
+        "--save_dir", type=folder_at, default=Path("dumps/example"), help="where the training writes"
+    )
     parser.add_argument("--data_path", default="", help="the data of the training, read once at the start")
     parser.add_argument(
         "--checkpoint", choices=("best", "latest"), default="best", help="which checkpoint is followed: best"

@@ -19,7 +19,7 @@ class UserError(Exception):
 
     Example:
         try:
-            model = rs.ServedModel.open("dumps", model=make_model)
+            model = rs.ServedModel.open("dumps/example", model=make_model)
         except rs.UserError as error:
             print(error)
     """

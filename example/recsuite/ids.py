@@ -65,7 +65,7 @@ def check_kind(name: str, known: Sequence[Any] | None, values: np.ndarray) -> No
     raise UserError(
         f"The values of {name} must be whole numbers of 64 bits, as when this stream was last read, got "
         f"{printable(strange)[:60]!r}, which makes all of them texts. Fix: correct its file, or train again "
-        "without --resume."
+        "with --move_aside instead of --resume."
     )
 
 

@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,6 +20,7 @@ from example import make_model
 from recsuite.checkpoint import chain
 from recsuite.checkpoint import folder as folders
 from recsuite.checkpoint.chain import CheckpointChain, chain_at, check_chain, chosen_chain, with_suggestion
+from recsuite.checkpoint.earlier import begin, check_free
 from recsuite.checkpoint.folder import (
     BEST,
     LATEST,
@@ -35,6 +37,7 @@ from recsuite.checkpoint.folder import (
     writing,
 )
 from recsuite.checkpoint.format import FORMAT, MANIFEST, check_files, read_manifest, write_manifest
+from recsuite.config.sections import CheckpointConfig
 from recsuite.errors import UserError
 from recsuite.files import sealed
 from recsuite.serving import reader
@@ -647,6 +650,26 @@ def test_setting_aside_on_top_of_the_same_is_refused_and_loses_nothing(tmp_path:
 def test_unreadable_checkpoints_are_archived_too(tmp_path: Path) -> None:
     (add_dump(tmp_path, 10) / MANIFEST).unlink()
     assert archive_checkpoints(tmp_path) == tmp_path / "run-unreadable"
+
+
+def test_a_new_training_in_a_folder_with_checkpoints_is_refused_unless_they_may_be_moved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    section = CheckpointConfig(dump=True, save_dir=str(tmp_path))
+    begin(section)
+    newest = add_chain(tmp_path, 10, 20)[-1]
+    there = f"--save_dir {tmp_path} has the checkpoints of an earlier training: run one, step 20, "
+    for check in (check_free, begin):
+        refused(partial(check, section), f"{there}{read_manifest(newest).time}. Fix: ", "--move_aside")
+    # It continues with them.
+    begin(dataclasses.replace(section, resume=True))
+    assert newest_in(tmp_path) == newest
+    begin(dataclasses.replace(section, move_aside=True))
+    assert names_in(tmp_path) == ["run-one"]
+    assert f"to {tmp_path / 'run-one'}\n" in capsys.readouterr().out
+    begin(section)
+    (add_dump(tmp_path, 30) / MANIFEST).unlink()
+    refused(lambda: begin(section), "up to step-000000030, which cannot be read. Fix: ")
 
 
 # --- the only writer ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,12 +101,14 @@ def test_parsed_values_have_the_types_of_their_fields() -> None:
         ("--tensorboard", "--tensorboard requires --report_dir"),
         ("--dump_every 5", "--dump_every requires --dump, --inc_dump or --resume"),
         ("--async_dump --load", "--async_dump requires --dump, --inc_dump or --resume"),
+        ("--move_aside", "--move_aside requires --dump, --inc_dump or --resume"),
+        ("--move_aside --resume", "--move_aside and --resume cannot be used together"),
         ("--save_dir here", "--save_dir requires a mode that writes or reads checkpoints, such as --dump"),
         ("--until 5", "--until requires --load"),
         ("--checkpoint latest", "--checkpoint latest requires a mode that reads it, such as --load"),
         (
             "--load elsewhere --resume",
-            "--load elsewhere must be in --save_dir dumps, where the requested training writes; "
+            "--load elsewhere must be in --save_dir dumps/example, where the requested training writes; "
             "give --load alone, or without a folder",
         ),
         ("--user 5", "--user requires --recommend"),
@@ -201,12 +204,32 @@ def test_an_empty_folder_name_is_refused(name: str) -> None:
         ("--incremental_dump", ("train",)),
         ("--resume --load", ("train", "load")),
         ("--load", ("load",)),
-        ("--load dumps/latest --train", ("train", "load")),
+        ("--load dumps/example/latest --train", ("train", "load")),
         ("--compact --load", ("compact", "load")),
     ],
 )
 def test_modes_run_in_the_order_of_a_models_life(arguments: str, modes: tuple[str, ...]) -> None:
     assert parse_args(arguments.split()).modes == modes
+
+
+@pytest.mark.parametrize(
+    ("program", "folder"),
+    [
+        ("example/retrieval.py", "dumps/retrieval"),
+        ("/home/me/deepfm.py", "dumps/deepfm"),
+        # As with `python -m` and `python -c`.
+        ("recsuite/config/__main__.py", "dumps/example"),
+        ("-c", "dumps/example"),
+    ],
+)
+def test_each_script_has_a_folder_of_checkpoints_of_its_own(
+    program: str, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [program])
+    assert parse_args(["--dump"]).checkpoint.save_dir == folder
+    assert f"(default: {folder})" in " ".join(build_parser().format_help().split())
+    # As if it was not given.
+    Config.of(save_dir=folder).validate()
 
 
 def test_every_choice_passes() -> None:

@@ -45,12 +45,17 @@ Lines = tuple[str, ...]
 Check = Callable[[Lines, Path], None]
 SERVING, LOADER = ROOT / "docs" / "serving.md", ROOT / "docs" / "loader.md"
 PLAN = ROOT / "docs" / "extras" / "plan.md"
+KUBERNETES = ROOT / "docs" / "extras" / "kubernetes.md"
 YOUR_DATA, EVERY_WEEK = ROOT / "docs" / "your_data.md", ROOT / "docs" / "extras" / "every_week.md"
 REAL = Path(os.environ.get("MOVIELENS_DATA", ROOT.parent / "shared" / "data" / "ml-latest-small"))
 WALKTHROUGH = (
     "RDZV_ENDPOINT=first-machine:29400 ./run.sh dump --resume --dump_every 100 --save_dir /shared/dumps"
 )
-FOLLOWED = "--data_path FOLDER --save_dir dumps --stream --follow_data --vocabulary dynamic --capacity 10000"
+FOLLOWED = (
+    "--data_path FOLDER --save_dir dumps/stream --stream --follow_data --vocabulary dynamic --capacity 10000"
+)
+# Where the commands of run.sh write and read.
+DUMPS = "dumps/example"
 # Added to a training whose claim needs no more.
 SHORT = " --epochs 1"
 RANKED = re.compile(r"\| rank \| title +\| +\w+ \|")
@@ -143,7 +148,7 @@ def learns_and_serves_a_stream(lines: Lines, clone: Path) -> None:
         wait_for(trainer, "waiting for more ratings")
         served = [sys.executable, "-u", *server.split()[1:], "--port", str(free_port())]
         with started(served, cwd=clone) as serving:
-            wait_for(serving, "serving dumps at http://")
+            wait_for(serving, "serving dumps/stream at http://")
 
 
 def learns_from_a_topic(lines: Lines, clone: Path) -> None:
@@ -224,7 +229,7 @@ def lives_in_a_store(lines: Lines, clone: Path) -> None:
 
 def begins_where_there_is_no_checkpoint(lines: Lines, clone: Path) -> None:
     trains_shortly(lines, clone)
-    newest = (clone / "dumps" / "latest").resolve()
+    newest = (clone / DUMPS / "latest").resolve()
     output = succeeded(shell((f"{lines[0]} --epochs 2",), clone))
     assert f"loaded {newest}" in output
     assert "epoch 2/2" in output
@@ -234,7 +239,7 @@ def replays_and_recommends(lines: Lines, clone: Path) -> None:
     train, *others = lines
     output = succeeded(shell((f"{train} --epochs 3 --batch_size 124", *others), clone))
     # 24 steps an epoch: 24, 48, 50 and 72.
-    assert len(list((clone / "dumps").glob("delta-*"))) == 4
+    assert len(list((clone / DUMPS).glob("delta-*"))) == 4
     trained, loaded = models(output)
     assert trained == loaded
     assert RANKED.search(output)
@@ -243,7 +248,7 @@ def replays_and_recommends(lines: Lines, clone: Path) -> None:
 def compacts(lines: Lines, clone: Path) -> None:
     train = "NPROC=1 ./run.sh inc_dump --dump_every 50 --epochs 2"
     output = succeeded(shell((train, *lines), clone))
-    names = sorted(path.name for path in (clone / "dumps").iterdir())
+    names = sorted(path.name for path in (clone / DUMPS).iterdir())
     assert "this model, step" in output
     assert not any(name.startswith("delta") for name in names)
 
@@ -281,7 +286,7 @@ def scores_elsewhere(lines: Lines, clone: Path) -> None:
     dumped(clone)
     output = succeeded(shell((lines[0], command), clone))
     values = json.loads(shlex.split(command)[-1])
-    wanted = ServedModel.open(clone / "dumps", model=make_model).score(values).tolist()
+    wanted = ServedModel.open(clone / DUMPS, model=make_model).score(values).tolist()
     found = [float(word) for word in output.splitlines()[-1].strip("[]").split()]
     assert found == pytest.approx(wanted, abs=1e-5)
 
@@ -323,7 +328,7 @@ def publishes_deltas(lines: Lines, clone: Path) -> None:
     (clone / "server.py").write_text(blocks(SERVING, "python")[1])
     output = succeeded(python("server.py", cwd=clone, env={"PYTHONPATH": str(clone / "example")}))
     newest = sorted(path.name for path in (clone / "published").iterdir())[-1]
-    assert len(list((clone / "published").iterdir())) == len(list((clone / "dumps").glob("delta-*")))
+    assert len(list((clone / "published").iterdir())) == len(list((clone / DUMPS).glob("delta-*")))
     step, scores = output.split(" ", 1)
     assert int(step) == int(newest.removeprefix("delta-"))
     assert len(json.loads(scores)) == 2
@@ -490,10 +495,12 @@ CHECKS: dict[str, Check] = {
     # checkpoints.md
     "./run.sh dump": loads_with_any_number_of_processes,
     "./run.sh dump --resume --dump_every 100": begins_where_there_is_no_checkpoint,
-    "./run.sh inc_dump --dump_every 50": replays_and_recommends,
-    "./run.sh load dumps --until 100": compacts,
+    "./run.sh inc_dump --dump_every 50 --move_aside": replays_and_recommends,
+    "./run.sh load dumps/example --until 100": compacts,
     # quality.md
-    "./run.sh dump --dataset ml-latest-small --task ranking --split leave_one_out": ranks_and_recommends,
+    (
+        "./run.sh dump --dataset ml-latest-small --task ranking --split leave_one_out --move_aside"
+    ): ranks_and_recommends,
     # serving.md
     "./run.sh score --users all --k 20 --output recs.parquet": scores_all_users,
     "./run.sh export served --format onnx": scores_elsewhere,
@@ -501,19 +508,16 @@ CHECKS: dict[str, Check] = {
     # every_week.md
     ".venv/bin/python benchmarks/shop_weeks.py shop --weeks 1": promotes_and_serves,
     ".venv/bin/python benchmarks/shop_weeks.py shop --weeks 2": is_a_week_later,
-    "kubectl apply -f deploy/shared_folder.yaml -f deploy/cronjob.yaml": names_what_is_there,
     # several_machines.md
     f"NNODES=2 {WALKTHROUGH}": meets_other_machines,
     f"NNODES=1:2 MAX_RESTARTS=3 {WALKTHROUGH}": meets_other_machines,
     "sbatch deploy/slurm.sh --dataset ml-1m": names_what_is_there,
-    "docker build -f deploy/Dockerfile -t recommender .": names_what_is_there,
-    "kubectl apply -f deploy/shared_folder.yaml -f deploy/trainjob.yaml": names_what_is_there,
+    # kubernetes.md
+    **{lines[0]: names_what_is_there for lines in commands(KUBERNETES)},
     # object_stores.md
     "./run.sh dump --save_dir s3://bucket/run --epochs 2": lives_in_a_store,
     # ray.md
-    "python example/ray_train.py 2 --dataset ml-latest-small --save_dir dumps": (
-        is_run_by_the_test_of_the_script
-    ),
+    "python example/ray_train.py 2 --dataset ml-latest-small": is_run_by_the_test_of_the_script,
     # prepare.md
     (
         "python example/prepare.py --input log --output parts --partitions 64 --user user_id --item item_id "
@@ -561,10 +565,10 @@ BLOCKS = list(dict.fromkeys(lines for page in PAGES for lines in commands(page))
 LONG = (
     "./run.sh dump",
     "./run.sh dump --resume --dump_every 100",
-    "./run.sh inc_dump --dump_every 50",
-    "./run.sh load dumps --until 100",
+    "./run.sh inc_dump --dump_every 50 --move_aside",
+    "./run.sh load dumps/example --until 100",
     f"./run.sh inc_dump {FOLLOWED}",
-    "./run.sh dump --dataset ml-latest-small --task ranking --split leave_one_out",
+    "./run.sh dump --dataset ml-latest-small --task ranking --split leave_one_out --move_aside",
     "./run.sh export served --format onnx",
     "./run.sh dump --save_dir s3://bucket/run --epochs 2",
     "./run.sh export served --checkpoint latest",

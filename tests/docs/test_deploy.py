@@ -17,15 +17,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 import yaml
 
-from tests.support.launch import INSTALLED, ROOT, family, free_port, run_command, started, succeeded
+import serve
+from recsuite.extras.retrain import PROMOTED
+from tests.support.launch import INSTALLED, ROOT, family, free_port, run_command, started, succeeded, wait_for
 from tests.support.quick_python import quick_python
 
 DEPLOY = ROOT / "deploy"
@@ -37,14 +40,39 @@ SCHEMAS = {
     "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
     "TrainJob": "TrainerV1alpha1TrainJob",
 }
+# Flags of the server that this version does not have.
+NOT_YET = ("--wait",)
 TERMINATED = 128 + signal.SIGTERM
 # Added to what a file says, so that a test takes seconds, and that a training is interrupted before its end.
 SHORT, LONG = ["--epochs", "4"], ["--epochs", "12", "--patience", "0"]
 
 
+# Of Kubernetes, and so of the manifests.
+MANIFESTS = sorted(path.name for path in DEPLOY.glob("*.yaml"))
+IMAGE = "registry.example.com/recommender:1"
+# Of a Deployment beside the parts that the package has, with their types.
+OF_DEPLOYMENTS = {"replicas": int, "minReadySeconds": int, "progressDeadlineSeconds": int}
+OF_STRATEGIES = {"maxSurge": (int, str), "maxUnavailable": (int, str)}
+
+
+def objects(name: str) -> list[dict[str, Any]]:
+    """The objects in a YAML file, after `envsubst '$IMAGE'`."""
+    text = (DEPLOY / name).read_text()
+    return [*yaml.safe_load_all(re.sub(r"\$(IMAGE\b|\{IMAGE\})", IMAGE, text))]
+
+
 def documents(name: str) -> dict[str, Any]:
     """The objects in a YAML file, by their kind."""
-    return {found["kind"]: found for found in yaml.safe_load_all((DEPLOY / name).read_text())}
+    return {found["kind"]: found for found in objects(name)}
+
+
+def pod_of(found: Any) -> dict[str, Any]:
+    """The specification of the pods of an object: the innermost `spec` with containers; {} without one."""
+    if isinstance(found, dict):
+        if "containers" in found:
+            return found
+        return next(filter(None, map(pod_of, found.values())), {})
+    return next(filter(None, map(pod_of, found)), {}) if isinstance(found, list) else {}
 
 
 def dockerfile() -> list[tuple[str, str]]:
@@ -59,20 +87,100 @@ def read_and_written(kind: str, found: dict[str, Any]) -> Any:
     # A second of imports, which all processes that run tests would pay.
     from kubeflow_trainer_api import models
 
-    return getattr(models, SCHEMAS[kind]).from_dict(found).to_dict()
+    def passed(name: str, part: dict[str, Any]) -> Any:
+        return getattr(models, name).from_dict(part).to_dict()
+
+    def of_types(types: Mapping[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+        return {name: part[name] for name, of in types.items() if isinstance(part.get(name), of)}
+
+    if kind != "Deployment":
+        return passed(SCHEMAS[kind], found)
+    # The package has its parts alone.
+    spec = found["spec"]
+    return {
+        "apiVersion": "apps/v1",
+        "kind": kind,
+        "metadata": passed("IoK8sApimachineryPkgApisMetaV1ObjectMeta", found["metadata"]),
+        "spec": {
+            **of_types(OF_DEPLOYMENTS, spec),
+            "strategy": {"rollingUpdate": of_types(OF_STRATEGIES, spec["strategy"]["rollingUpdate"])},
+            "selector": passed("IoK8sApimachineryPkgApisMetaV1LabelSelector", spec["selector"]),
+            "template": passed("IoK8sApiCoreV1PodTemplateSpec", spec["template"]),
+        },
+    }
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in DEPLOY.glob("*.yaml")))
+@pytest.mark.parametrize("name", MANIFESTS)
 def test_the_yaml_fits_the_published_schemas(name: str) -> None:
-    for kind, found in documents(name).items():
+    for found in objects(name):
         # A field that the schema does not know is lost on the way.
-        assert read_and_written(kind, found) == found
+        assert read_and_written(found["kind"], found) == found
 
 
-def test_a_field_outside_the_schema_is_found() -> None:
-    job = documents("job.yaml")["Job"]
-    job["spec"]["parallelisms"] = job["spec"].pop("parallelism")
-    assert read_and_written("Job", job) != job
+@pytest.mark.parametrize(
+    ("name", "kind", "key"),
+    [
+        ("job.yaml", "Job", "parallelism"),
+        ("server.yaml", "Service", "targetPort"),
+        ("server.yaml", "Deployment", "replicas"),
+        ("server.yaml", "Deployment", "maxSurge"),
+        ("server.yaml", "Deployment", "imagePullPolicy"),
+        ("server.yaml", "Deployment", "readinessProbe"),
+        ("server.yaml", "Deployment", "periodSeconds"),
+        ("cronjob.yaml", "CronJob", "concurrencyPolicy"),
+    ],
+)
+def test_a_misspelt_field_and_one_of_another_type_are_found(name: str, kind: str, key: str) -> None:
+    found = documents(name)[kind]
+    for wrong in (re.sub(rf'"{key}":', f'"{key}s":', json.dumps(found)), with_value(found, key, {"a": {}})):
+        changed = json.loads(wrong)
+        assert changed != found
+        # Refused, or lost on the way.
+        with contextlib.suppress(ValueError, KeyError):
+            assert read_and_written(kind, changed) != changed
+
+
+def with_value(found: dict[str, Any], key: str, value: Any) -> str:
+    """An object as JSON, with another value of a field wherever it is."""
+
+    def changed(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {name: value if name == key else changed(each) for name, each in part.items()}
+        return [*map(changed, part)] if isinstance(part, list) else part
+
+    return json.dumps(changed(found))
+
+
+def test_all_pods_take_the_image_of_the_variable_and_volumes_that_are_claimed() -> None:
+    claims = {found["metadata"]["name"] for found in objects("shared_folder.yaml")}
+    pods = {name: pod for name in MANIFESTS for found in objects(name) if (pod := pod_of(found))}
+    assert {*pods} == {*MANIFESTS} - {"shared_folder.yaml"}
+    for pod in pods.values():
+        (container,) = pod["containers"]
+        assert (container["image"], container["imagePullPolicy"]) == (IMAGE, "IfNotPresent")
+        assert {each["persistentVolumeClaim"]["claimName"] for each in pod["volumes"]} == claims
+        mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+        assert mounts == {"shared": "/shared", "data": "/data"}
+
+
+def test_a_server_is_probed_at_its_port_and_follows_what_is_promoted_each_week() -> None:
+    found = documents("server.yaml")
+    spec, service = found["Deployment"]["spec"], found["Service"]["spec"]
+    (container,) = pod_of(spec)["containers"]
+    (port,) = container["ports"]
+    command, *words = container["args"]
+    flags = serve.parse([word for word in words if word not in NOT_YET])
+    assert (command, flags.host, flags.port) == ("serve", "0.0.0.0", port["containerPort"])
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/health", "port": port["name"]}
+    assert {*container["resources"]["requests"]} == {*container["resources"]["limits"]} == {"cpu", "memory"}
+    assert service["ports"][0]["targetPort"] == port["name"]
+    labels = spec["template"]["metadata"]["labels"]
+    assert spec["selector"]["matchLabels"] == service["selector"] == labels
+    (retrain,) = pod_of(documents("cronjob.yaml")["CronJob"])["containers"]
+    weekly = dict(zip(retrain["args"][1::2], retrain["args"][2::2], strict=True))
+    assert flags.save_dir == Path(weekly["--save_dir"], PROMOTED)
+    assert flags.data_path == weekly["--data_path"]
 
 
 def test_shellcheck_finds_nothing_in_the_scripts() -> None:
@@ -91,17 +199,22 @@ def test_the_numbers_of_machines_in_a_job_agree() -> None:
 
 @dataclass
 class Image:
-    """The result of the Dockerfile: folder /app, entry point and command; and a folder /shared."""
+    """The result of the Dockerfile: folder /app, entry point and command; and folders /shared and /data."""
 
     app: Path
-    shared: Path
+    root: Path
     entrypoint: list[str]
     command: list[str]
+
+    @property
+    def shared(self) -> Path:
+        """The folder /shared."""
+        return self.root / "shared"
 
     def container(self, arguments: list[str], env: dict[str, str], command: list[str] | None = None) -> Any:
         """A container that runs, with stdout and stderr as one."""
         line = [*(command or self.entrypoint), *arguments]
-        line = [part.replace("/shared", str(self.shared)) for part in line]
+        line = [re.sub(r"(^|=)(/(shared|data)\b)", rf"\1{self.root}\2", part) for part in line]
         # On a busy machine, threads that spin while they wait take the cores from those that they wait for.
         env = {"VARIANT": "cpu", "OMP_WAIT_POLICY": "passive", **env}
         return started(line, cwd=self.app, env=env, stderr=subprocess.STDOUT)
@@ -132,7 +245,7 @@ def built(few_ratings: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture
 def image(built: Image, tmp_path: Path) -> Image:
     """The image, and an empty folder that its containers share."""
-    return dataclasses.replace(built, shared=tmp_path)
+    return dataclasses.replace(built, root=tmp_path)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -156,6 +269,27 @@ def test_the_command_of_the_image_trains_and_a_second_one_loads_its_checkpoint(i
         output = process.communicate(timeout=300)[0]
     assert process.returncode == 0, output
     assert "this model" in output
+    answers_from_what_is_promoted(image)
+
+
+def answers_from_what_is_promoted(image: Image) -> None:
+    """The server of the manifest answers, and ends in time after a SIGTERM."""
+    (image.shared / "models").mkdir()
+    (image.shared / "models" / PROMOTED).symlink_to(image.shared / "dumps")
+    (data,) = (image.app / "data").iterdir()
+    (image.root / "data").mkdir()
+    (image.root / "data" / "shop").symlink_to(data)
+    (container,) = pod_of(documents("server.yaml")["Deployment"])["containers"]
+    port = free_port()
+    words = [word.replace("8000", str(port)) for word in container["args"] if word not in NOT_YET]
+    with image.container(words, {}) as process:
+        wait_for(process, "serving ")
+        health = httpx.get(f"http://localhost:{port}/health", trust_env=False, timeout=60)
+        assert (health.status_code, health.json()["failure"]) == (200, None), health.text
+        process.terminate()
+        output = process.communicate(timeout=60)[0]
+    # uvicorn sends itself the signal again, which process 1 of a container ignores.
+    assert process.returncode in (0, -signal.SIGTERM), output
 
 
 class Pod(NamedTuple):

@@ -12,7 +12,7 @@ from recsuite.errors import BrokenLaunchError, LostPeerError
 from recsuite.runtime import ending
 from recsuite.runtime.ending import identify_lost_peers, report_broken_launch
 from recsuite.runtime.peers import ALL_ANSWER, is_said
-from recsuite.runtime.process import MACHINES, after_lost_peer, recovery_advice
+from recsuite.runtime.process import MACHINES, REFUSED, after_lost_peer, recovery_advice
 
 HERE = Config()
 GONE = "rank 1 on node-1 has ended; seen by rank 0 on node-0"
@@ -85,7 +85,9 @@ def test_a_launch_continues_from_an_existing_checkpoint_or_is_restarted_by_torch
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     again = "torchrun restarts the ranks (restart 2 of 3)"
-    assert after_lost_peer(config) == f"{again}; without --resume they start from the beginning."
+    assert after_lost_peer(config) == f"{again}; without --resume they {REFUSED}."
+    for other in (Config(), config.replaced(move_aside=True)):
+        assert after_lost_peer(other) == f"{again}; without --resume they start from the beginning."
     assert after_lost_peer(config.replaced(resume=True)) == f"{again}."
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
     assert after_lost_peer(config) == f"What to do: {there}."

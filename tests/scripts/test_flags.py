@@ -37,7 +37,7 @@ WITH = {
     **dict.fromkeys(("window", "follow_data"), "--stream"),
     "partition_delay": "--stream kafka://a/b --data_path data --follow_data",
     **dict.fromkeys(("checkpoint", "until", "other_data", "accept_changed_model"), "--load"),
-    **dict.fromkeys(("save_dir", "dump_every", "keep", "async_dump", "warm_start"), "--dump"),
+    **dict.fromkeys(("save_dir", "dump_every", "keep", "async_dump", "move_aside", "warm_start"), "--dump"),
     **dict.fromkeys(("top", "follow"), "--recommend --user 1"),
     **dict.fromkeys(("history_weights", "negatives"), "--task ranking"),
     **{"format": "--export there", "row_type": "--export there --format onnx"},

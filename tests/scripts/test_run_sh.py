@@ -374,7 +374,7 @@ def test_machines_may_join_and_leave_and_ranks_restart(
 
 def test_restarts_without_resume_print_a_notice(copy: Copy) -> None:
     _, err = copy.run("--dump", env={"MAX_RESTARTS": "3"})
-    assert "run.sh: without --resume each of MAX_RESTARTS=3 starts from the beginning\n" in err
+    assert "run.sh: without --resume each of MAX_RESTARTS=3 starts from the beginning" in err
 
 
 @pytest.mark.usefixtures("checked")

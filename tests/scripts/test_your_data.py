@@ -93,6 +93,10 @@ def test_each_kind_of_label_has_a_script_and_a_preset_that_fit(kind: str, tmp_pa
     given = ["--data_path", str(folder), "--epochs", "1"]
     assert fitting_command(given) == [script, *given, *added.split()]
     # What is given stays, and a checkpoint says the rest itself.
+    # What other commands of run.sh read, whichever script it is.
+    folder_of_all = ["--save_dir", "dumps/example"] * (script != "example.py")
+    assert fitting_command([*given, "--dump"])[-2:] == folder_of_all or script == "example.py"
+    assert "dumps/example" not in fitting_command([*given, "--dump", "--save_dir", "mine"])
     if script == "retrieval.py":
         assert "--train" not in fitting_command([*given, "--dump"])
         ordered = [*given, "--order", "rows"] * (not has_times) or given
@@ -109,6 +113,7 @@ def test_a_log_without_users_is_for_the_script_of_click_prediction(tmp_path: Pat
     with gzip.open(tmp_path / "train.tsv.gz", "wt") as file:
         file.write(f"{line}\n{line}\n")
     assert fitting_command(log) == ["ctr.py", *log]
+    assert fitting_command([*log, "--load"]) == ["ctr.py", *log, "--load", "--save_dir", "dumps/example"]
     schema = (
         '[files]\nconstants = ["user=all", "item=all"]\n[user]\ncolumn = "user"\n[item]\ncolumn = "item"\n'
     )

@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 
 from recsuite.checkpoint.chain import CheckpointChain, chain_at, with_suggestion
+from recsuite.checkpoint.earlier import begin
 from recsuite.checkpoint.folder import (
     BEST,
     LATEST,
     LOCK,
-    archive_checkpoints,
     best_in,
     deltas_in,
     full_checkpoints_in,
@@ -234,8 +234,7 @@ def checkpointing(columns: Columns, config: Config, context: RuntimeContext) -> 
     save_dir = folder_at(config.checkpoint.save_dir)
     with writing_on_all(save_dir, context):
         # With the lock: from here on no other process writes here, so checkpoints can be moved or chosen.
-        if not config.checkpoint.resume:
-            raise_on_all(lambda: _start_new_run(save_dir, context) if context.rank == 0 else None)
+        raise_on_all(lambda: begin(config.checkpoint) if context.rank == 0 else None)
         # By one rank: on a network file system ranks see the newest checkpoint at different times, and each
         # would draw another name for a new run.
         resumed, run = broadcast_from_rank0(lambda: _find_start(save_dir))
@@ -272,15 +271,6 @@ def _check_shared(save_dir: Path, context: RuntimeContext) -> None:
         )
 
 
-def _start_new_run(save_dir: Path, context: RuntimeContext) -> None:
-    newest = newest_in(save_dir)
-    if newest is not None:
-        context.say(
-            f"moved the checkpoints of an earlier training, up to {newest.name}, to "
-            f"{archive_checkpoints(save_dir)}; --resume would have continued from them"
-        )
-
-
 def _find_start(save_dir: Path) -> tuple[CheckpointChain | None, str]:
     """Return the checkpoint to continue from, if any, and the name of the run."""
     newest = newest_in(save_dir)
@@ -311,8 +301,8 @@ def _check_kind(chain: CheckpointChain, progress: Progress, config: Config) -> N
     if is_stream != bool(config.stream.stream):
         was, given = ("a stream", "without") if is_stream else ("epochs", "with")
         raise UserError(
-            f"{chain.folder} is of a training in {was}, and cannot continue {given} --stream; leave out "
-            "--resume to train again."
+            f"{chain.folder} is of a training in {was}, and cannot continue {given} --stream; give "
+            "--move_aside instead of --resume to train again."
         )
 
 
@@ -344,7 +334,7 @@ def _check_ratings(chain: CheckpointChain, manifest: Manifest, columns: Columns)
             f"--resume continues with the {columns.schema.labels} of {chain.folder}, and those of "
             f"{columns.source} differ from them, or another version prepared them{shown}; give the "
             f"--data_path that its {CONFIG} names, with the files as they were, or train again on all files "
-            "without --resume; only a training with --stream continues with new files."
+            "with --move_aside instead of --resume; only a training with --stream continues with new files."
         )
     used = manifest.progress.samples
     # Only a manifest that no training wrote has this: the number of steps left would be 0 or negative.

@@ -237,7 +237,8 @@ def _refuse_others(
         if name in given and name in recorded and _plain(recorded[name]) != value:
             raise UserError(
                 f"--{name} {as_given(config.flags[name])} does not fit {folder}, which was trained with "
-                f"--{name} {as_given(_plain(recorded[name]))}; leave it out, or train again without --resume."
+                f"--{name} {as_given(_plain(recorded[name]))}; leave it out, or train again with "
+                "--move_aside instead of --resume."
             )
 
 

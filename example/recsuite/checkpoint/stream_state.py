@@ -88,7 +88,8 @@ def _read(section: CheckpointConfig, trains: bool) -> tuple[StreamState, tuple[P
     if stream.begin and not (position.frontier.file and is_complete):
         raise UserError(
             f"{chain.folder} is of a stream of an earlier version, without the position in its files: it can "
-            "be served, and not be continued or evaluated. Fix: train again without --resume."
+            "be served, and not be continued or evaluated. Fix: train again with --move_aside "
+            "instead of --resume."
         )
     # To merge deltas no events are needed.
     position = dataclasses.replace(position, files={}) if section.compact else position

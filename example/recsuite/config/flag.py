@@ -54,8 +54,10 @@ def flag(
     requires: tuple[str, str | bool] | None = None,
     per_machine: bool = False,
 ) -> Any:
-    """Return a field of a section; see `Flag`."""
+    """Return a field of a section; see `Flag`. default: of the flag, or a function that returns it."""
     limits = Flag(text, choices, least, most, requires, per_machine)
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata={"flag": limits})
     return dataclasses.field(default=default, metadata={"flag": limits})
 
 
@@ -70,6 +72,11 @@ class Section:
         assert isinstance(flag_of_field, Flag)
         return flag_of_field
 
+    @classmethod
+    def default(cls, name: str) -> Any:
+        """Return the default value of a field of this section."""
+        return getattr(cls(), name)
+
     def validate(self) -> None:
         """Refuse impossible values, each with its own message.
 
@@ -83,5 +90,4 @@ class Section:
 
     def is_default(self, name: str) -> bool:
         """True if a field has its default value."""
-        # A dataclass keeps the default of a field as an attribute of the class.
-        return bool(getattr(self, name) == getattr(type(self), name))
+        return bool(getattr(self, name) == self.default(name))

@@ -151,7 +151,7 @@ def build_parser(unread: Collection[str] = (), shows_all: bool = False) -> argpa
 
 
 def _add(group: Any, section: type[Section], field: dataclasses.Field[Any]) -> None:
-    name, default, limits = field.name, field.default, section.flag(field.name)
+    name, default, limits = field.name, section.default(field.name), section.flag(field.name)
     # argparse fills in percent signs in a help text.
     flag, text = f"--{name}", limits.text.replace("%", "%%")
     if name == "stream":

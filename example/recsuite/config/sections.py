@@ -7,11 +7,12 @@ import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from os.path import exists
+from pathlib import Path
 
 from recsuite.config.flag import Section, flag
 from recsuite.config.presets import AUTO, NONE, PRESETS
 from recsuite.config.units import Duration, duration, size_of
-from recsuite.errors import require
+from recsuite.errors import require, script_name
 from recsuite.hooks import INITIAL_ROWS
 
 # Storage of tables in the host's memory, which a GPU reads.
@@ -818,6 +819,14 @@ def check_given_flags(stream: bool | str, given: Collection[str], duplicates: st
 NEWEST = "newest"
 
 
+def folder_of_script(name: str = "") -> str:
+    """Return the default of --save_dir: scripts have other models, so each has a folder of its own.
+
+    name: of the script; "" for the one that this process runs.
+    """
+    return f"dumps/{Path(name or script_name()).stem}"
+
+
 @dataclass(frozen=True)
 class CheckpointConfig(Section):
     """Writing and loading of checkpoints."""
@@ -854,7 +863,12 @@ class CheckpointConfig(Section):
         choices=("best", "latest"),
     )
     save_dir: str = flag(
-        "dumps", "Folder of the checkpoints, the same for all ranks, or a URL of an object store."
+        folder_of_script, "Folder of the checkpoints, the same for all ranks, or a URL of an object store."
+    )
+    move_aside: bool = flag(
+        False,
+        "Begin a new training in a --save_dir with checkpoints of an earlier one, which are moved into its "
+        "folder run-ID: without this flag or --resume such a folder is refused.",
     )
     warm_start: str = flag(
         "",
@@ -906,8 +920,9 @@ class CheckpointConfig(Section):
             UserError: for the first fault found.
         """
         super().validate()
+        require(not (self.resume and self.move_aside), "--move_aside and --resume cannot be used together")
         # An unused flag would be ignored in silence.
-        for name in ("dump_every", "keep", "async_dump", "warm_start"):
+        for name in ("dump_every", "keep", "async_dump", "warm_start", "move_aside"):
             require(
                 self.writes or (self.compact and name == "keep") or self.is_default(name),
                 f"--{name} requires --dump, --inc_dump or --resume",

@@ -71,6 +71,7 @@ class Flags(TypedDict, total=False):
     until: int
     checkpoint: str
     save_dir: str | Path
+    move_aside: bool
     warm_start: str
     other_data: bool
     accept_changed_model: bool

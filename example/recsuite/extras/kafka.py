@@ -187,7 +187,7 @@ class Topic:
                 raise UserError(
                     f"{name} of {self.address} ends at offset {end}, and the stream has read its messages "
                     f"before offset {known[name].read_bytes}: it is another topic of this name. Fix: give "
-                    "the address of the topic, or train anew without --resume."
+                    "the address of the topic, or train anew with --move_aside instead of --resume."
                 )
         # After a resume first again what was read before: the rows that are left end where it ended.
         again = {

@@ -165,6 +165,7 @@ def _store_folder() -> str:
     return folder if Path(folder).name == os.environ.get("TORCHELASTIC_RUN_ID", "") else ""
 
 
+REFUSED = "are refused if they have written a checkpoint"
 MACHINES = " on the machines that are left, with their number as NNODES and one of them in RDZV_ENDPOINT"
 
 
@@ -188,7 +189,10 @@ def after_lost_peer(config: Config) -> str:
     done = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
     most = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
     if done < most:
-        where = "" if config.checkpoint.resume else "; without --resume they start from the beginning"
+        section, where = config.checkpoint, ""
+        if not section.resume:
+            is_free = section.move_aside or not section.writes
+            where = f"; without --resume they {'start from the beginning' if is_free else REFUSED}"
         return f"torchrun restarts the ranks (restart {done + 1} of {most}){where}."
     return f"What to do: {recovery_advice(config, MACHINES if read_launch().spans_machines else '')}."
 

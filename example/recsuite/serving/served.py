@@ -1,11 +1,11 @@
 """Serving of a trained model in one process: it scores raw values, and loads newer checkpoints of a trainer.
 
-    model = ServedModel.open("dumps", model=make_model)   # or a checkpoint, a delta, or an export
+    model = ServedModel.open("dumps/example", model=make_model)   # or a checkpoint, a delta, or an export
     model.score({"user": [42, 42], "year": [1994, 1995], "genres": [["Drama"], ["Comedy", "War"]]})
     model.recommend([42, 43], k=5)              # for each user the best items with their scores
     model.recommend(events=[[(1, 4.5), (3, 2.0)]])        # for a user of whom nothing else is known
     model.similar_items([1])
-    follower = Follower("dumps", model=make_model)         # or also start="exported"
+    follower = Follower("dumps/example", model=make_model)        # or also start="exported"
     follower.refresh()                          # True if follower.model has become newer
 
 It only reads, and needs no process group and no TorchRec. Each file is compared with its digest before it is
@@ -73,7 +73,7 @@ class ServedModel:
         UserError: From its methods, for values of a wrong type and for features that the model lacks.
 
     Example:
-        model = rs.ServedModel.open("dumps", model=make_model)
+        model = rs.ServedModel.open("dumps/example", model=make_model)
         model.score({"user": [42, 42], "item": [1, 3]})      # float32 [2]
         model.recommend([42], k=10)                           # [[(item, score), ...]]
     """
@@ -111,7 +111,7 @@ class ServedModel:
                 wrote it.
 
         Example:
-            model = rs.ServedModel.open("dumps", data_path="data/ml-1m", model=make_model)
+            model = rs.ServedModel.open("dumps/example", data_path="data/ml-1m", model=make_model)
         """
         served = ServedModel(read_settled(folder_at(folder), checkpoint, model, accept_changed_model))
         if data_path:
@@ -435,7 +435,7 @@ class ServedModel:
                 as it was.
 
         Example:
-            model.apply("dumps/delta-000000098")
+            model.apply("dumps/example/delta-000000098")
         """
         delta = folder_at(delta)
         # Read and checked without the lock, while other threads score: this takes longer than applying it.
@@ -476,7 +476,7 @@ class Follower:
         UserError: When the first checkpoint is missing or damaged.
 
     Example:
-        follower = rs.Follower("dumps", checkpoint="latest", model=make_model)
+        follower = rs.Follower("dumps/example", checkpoint="latest", model=make_model)
         if follower.refresh():
             print(follower.model.progress.step)
     """

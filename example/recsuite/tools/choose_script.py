@@ -7,12 +7,14 @@ import re
 import shlex
 import sys
 
+from recsuite.config.config import Config
 from recsuite.config.fitting import with_preset
 from recsuite.config.parser import parse_given
-from recsuite.config.sections import DataConfig
+from recsuite.config.sections import DataConfig, folder_of_script
 from recsuite.errors import UserError
 from recsuite.tools.script import exit_status, fitted_to_data
 
+EXAMPLE = "example.py"
 # Scripts with the models of other tasks than those of example.py.
 SCRIPTS = {"ranking": "retrieval.py", "sequence": "sequential.py"}
 
@@ -40,18 +42,27 @@ def fitting_command(argv: list[str]) -> list[str]:
         UserError: see `print_fitting_command`.
     """
     config, given = parse_given(argv)
+    script, *words = _fitting(argv, config, given)
+    section = config.checkpoint
+    if script != EXAMPLE and (section.writes or section.reads) and "save_dir" not in given:
+        # Where recommend, score, serve and a later load of any data read.
+        words += ["--save_dir", folder_of_script(EXAMPLE)]
+    return [script, *words]
+
+
+def _fitting(argv: list[str], config: Config, given: frozenset[str]) -> list[str]:
     if script := _script_of_labels(config.data):
         return [script, *argv]
     # Given flags would override those of the checkpoint.
     if config.checkpoint.reads:
-        return ["example.py", *argv]
+        return [EXAMPLE, *argv]
     fitted, name = fitted_to_data(config, given)
     # Impossible flags are refused here, so that the error names the flags that were given.
     with_preset(fitted.replaced(preset=name), given)
-    script, added, chosen = SCRIPTS.get(fitted.model.task, "example.py"), list[str](), {"preset": name}
+    script, added, chosen = SCRIPTS.get(fitted.model.task, EXAMPLE), list[str](), {"preset": name}
     if fitted.data.split != config.data.split:
         chosen["split"] = fitted.data.split
-    if script == "example.py":
+    if script == EXAMPLE:
         chosen["task"] = fitted.model.task
     else:
         # The other scripts have one task each, and no flag for it.

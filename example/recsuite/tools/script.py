@@ -429,7 +429,8 @@ def session(
         The training, with its data, checkpoints, observers and loop.
 
     Raises:
-        UserError: When the data cannot be read, differ between machines, or results could not be written.
+        UserError: When --save_dir has an earlier training, the data cannot be read, differ between machines,
+            or results could not be written.
 
     Example:
         with rs.session(args, runtime, rs.build_dataloader) as training:
@@ -442,8 +443,12 @@ def session(
             result = training.finish()
         training.report(result)
     """
+    from recsuite.checkpoint.earlier import check_free
     from recsuite.training.observers import observing
 
+    # Before the data are read and the results of the earlier training are replaced.
+    if config.checkpoint.writes:
+        raise_on_all(lambda: check_free(config.checkpoint) if context.rank == 0 else None)
     with (
         observing(config, context, callbacks, trackers) as observers,
         open_data(config, context, build, observers) as data,

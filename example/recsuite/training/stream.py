@@ -321,7 +321,7 @@ def check_window(stream: StreamProgress, columns: Columns) -> None:
             f"The {columns.schema.labels} after the first {stream.begin:,} of {columns.source} are not those "
             f"that this stream has learned from: {left:,} of {number:,} in its window under way are left. A "
             "stream continues with new files and with what is added at the end of files. Fix: put the files "
-            "back as they were, or train anew without --resume."
+            "back as they were, or train anew with --move_aside instead of --resume."
         )
 
 

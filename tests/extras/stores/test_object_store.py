@@ -366,11 +366,11 @@ def test_a_new_training_moves_those_of_an_earlier_one_aside_after_any_interrupti
         with (
             ended_after(number, place, store) as fault,
             contextlib.suppress(UserError),
-            training(trained, here, resume=False),
+            training(trained, here, resume=False, move_aside=True),
         ):
             pass
         finished = fault.number == 10**9
-        with training(trained, here, resume=False) as checkpointer:
+        with training(trained, here, resume=False, move_aside=True) as checkpointer:
             take_steps(trained, checkpointer, 1)
         (aside,) = (path for path in here.iterdir() if path.name.startswith("run-"))
         assert names_in(aside) == ["step-000000001", "step-000000002"]
@@ -412,7 +412,7 @@ def test_a_new_training_moves_those_of_an_earlier_one_aside_and_few_full_ones_ar
     with training(trained, place, keep=2) as checkpointer:
         take_steps(trained, checkpointer, 1, 2, 3)
     assert names_in(place) == ["step-000000002", "step-000000003"]
-    with training(trained, place, resume=False) as checkpointer:
+    with training(trained, place, resume=False, move_aside=True) as checkpointer:
         take_steps(trained, checkpointer, 1)
     (aside,) = (path for path in place.iterdir() if path.name.startswith("run-"))
     assert names_in(aside) == ["step-000000002", "step-000000003"]

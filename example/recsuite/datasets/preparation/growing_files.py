@@ -139,7 +139,8 @@ class GrowingFiles:
             raise UserError(
                 f"The first {known.bytes or end:,} bytes of {file}, which has {size:,}, are not those that "
                 "this stream has learned from: a stream continues with new files and with what is added at "
-                "the end of files. Fix: put the file back as it was, or train anew without --resume."
+                "the end of files. Fix: put the file back as it was, or train anew with --move_aside instead "
+                "of --resume."
             )
         if known.bytes or end != file.size:
             begin, rows = known.bytes, known.rows

@@ -166,7 +166,8 @@ class StreamReader:
             if left := self._seen[name] - self._marks[name][0].rows:
                 raise UserError(
                     f"{self._config.stream.topic or source.folder}/{name} is gone, and {left:,} of its rows "
-                    "may not be learned. Fix: put it back, or train anew without --resume."
+                    "may not be learned. Fix: put it back, or train anew with --move_aside instead of "
+                    "--resume."
                 )
         with self._undoing():
             self._read_growth(source, names, ends)
@@ -313,13 +314,14 @@ class StreamReader:
                 raise UserError(
                     f"{name} has {number:,} rows that follow the learned ones and were read, and there were "
                     f"{seen - self._marks[name][-1].rows:,}: it is another topic, or a compacted one. Fix: "
-                    "give the topic that this stream has learned from, or train anew without --resume."
+                    "give the topic that this stream has learned from, or train anew with --move_aside "
+                    "instead of --resume."
                 )
             if begin + number < seen:
                 raise UserError(
                     f"{name} has {begin + number:,} rows, and {seen:,} of it were read: they are not those "
                     "that this stream has learned from. Fix: put the file back as it was, or train anew "
-                    "without --resume."
+                    "with --move_aside instead of --resume."
                 )
 
     def _mark(self, growth: Mapping[str, Growth], counts: Mapping[str, int]) -> None:
