@@ -152,7 +152,7 @@ def test_changed_data_are_another_job(
     user, movie, stars, time = last.split("::")
     ratings.write_text("\n".join([*lines, f"{user}::{movie}::{1 + int(stars) % 5}::{time}"]) + "\n")
     changed = ServedModel.open(trained_folder / "dumps", model=make_model, data_path=tmp_path / "data")
-    with pytest.raises(UserError, match="holds scores of another model, data, input or --k"):
+    with pytest.raises(UserError, match="holds scores of another model, data, input, --k or rules"):
         begin(tmp_path / "recs", BatchScoring(changed, None, 3).job())
 
 
@@ -160,7 +160,9 @@ def test_a_folder_of_other_scores_or_files_is_refused_and_kept(model: ServedMode
     folder, foreign = tmp_path / "recs", tmp_path / "mine"
     write(BatchScoring(model, None, 3), folder)
     before = inodes(folder), (folder / JOB).read_text()
-    with pytest.raises(UserError, match="holds scores of another model, data, input or --k; give another"):
+    with pytest.raises(
+        UserError, match="holds scores of another model, data, input, --k or rules; give another"
+    ):
         begin(folder, BatchScoring(model, None, 4).job())
     assert before == (inodes(folder), (folder / JOB).read_text())
     assert begin(folder, BatchScoring(model, None, 3).job()) is None
@@ -301,7 +303,10 @@ def test_the_script_scores_on_two_processes_goes_on_and_refuses_on_all(
     pandas.testing.assert_frame_equal(pandas.read_parquet(one), pandas.read_parquet(output))
     mistaken = torchrun(2, SCORE, *flags, "--users", "all", "--k", 6, "--output", output)
     assert mistaken.returncode
-    assert mistaken.stderr.count(f"score.py: {output} holds scores of another model, data, input or --k") == 1
+    assert (
+        mistaken.stderr.count(f"score.py: {output} holds scores of another model, data, input, --k or rules")
+        == 1
+    )
 
 
 def test_a_failed_request_before_the_first_model_is_repeated_and_said_once(
