@@ -344,11 +344,6 @@ class RulesOfModel:
         # One of the data alone may be scored too.
         strangers = [each for each in users if each not in model.data.users.places]
         unknown_users = len(strangers) - int(model.snapshot.known(schema.user, strangers).sum())
-        if len(positions) and (positions < 0).all():
-            raise UserError(
-                f"{path} has no {schema.item} that the model can list; give the ids of the column {item} as "
-                "in the data."
-            )
         unknown = ((unknown_users, schema.user), (unknown_items, schema.item))
         shown = [counted(number, f"unknown {name}") for number, name in unknown if number]
         self.notes.append(", ".join([f"{path} excludes {counted(len(codes), 'pair')}", *shown]))
@@ -499,7 +494,7 @@ def describe_short(output: Path, batch: BatchScoring) -> str:
     if not number:
         return ""
     users, items = counted(number, batch.schema.user), batch.schema.items
-    return f"{users} got fewer than {batch.k} {items}: no more are left"
+    return f"{users} got fewer than {batch.k} {items}: no more may be listed"
 
 
 def check_free(output: Path) -> None:

@@ -322,8 +322,8 @@ class ServedModel:
         """
         schema = self._snapshot.schema
         check_k(k)
-        check_caps(at_most := at_most or {})
-        check_distance(least_distance := least_distance or 0)
+        check_caps(at_most := {} if at_most is None else at_most)
+        check_distance(least_distance := 0 if least_distance is None else least_distance)
         if approximate and (at_most or least_distance):
             raise UserError("approximate excludes at_most and least_distance; give one of them.")
         if not isinstance(users, Mapping):
