@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from recsuite.config.sections import ModelConfig
-from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.schema import HISTORY
 from recsuite.errors import UserError
 from recsuite.models import retrieval
-from recsuite.serving.catalogue import Items
+from recsuite.serving.catalogue import caps_of, categories_of
 from recsuite.serving.request import values_of_users
 from recsuite.serving.served import ServedModel
 from tests.support.random_model import GENRES, ITEMS, NAMES, YEARS, snapshot_of
@@ -255,11 +254,10 @@ def test_caps_leave_what_a_greedy_pass_over_all_items_in_order_takes(
     # A brand, and up to three tags, or none.
     brand = {item: [min(mine[0], 4)] for item, mine in enumerate(draw)}
     tags = {item: [*{tag for tag in mine[1:] if tag < 6}] for item, mine in enumerate(draw)}
-    held = Items(None, SCHEMA, [*range(60)], torch.empty(0), items, int, None)
-    held.categorize("brand", lambda _: {item: own[0] for item, own in brand.items()})
-    held.categorize("tags", lambda _: tags)
+    brands = categories_of("brand", [own[0] for own in brand.values()])
+    categories = {"brand": brands, "tags": categories_of("tags", [*tags.values()])}
     for features, most in ((("brand",), (2,)), (("tags",), (3,)), (("brand", "tags"), (3, 2))):
-        caps = held.caps(dict(zip(features, most, strict=True)))
+        caps = caps_of(categories, dict(zip(features, most, strict=True)))
         found = retrieval.top_items(
             retrieval.InnerProduct(), users, items, k, excluded, rules=retrieval.Rules(caps=caps)
         )
@@ -275,8 +273,7 @@ def test_caps_leave_what_a_greedy_pass_over_all_items_in_order_takes(
 def test_a_category_with_most_of_the_best_items_takes_few_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     # 4,000 items, the best 1,000 of each of four categories in a row.
     items, searched = torch.arange(4000, 0, -1.0).unsqueeze(1), list[int]()
-    held = Items(None, SCHEMA, [*range(4000)], torch.empty(0), items, int, None)
-    held.categorize("brand", lambda _: {item: item // 1000 for item in range(4000)})
+    brands = {"brand": categories_of("brand", [item // 1000 for item in range(4000)])}
     search = retrieval._top_items
 
     def counted(*given: Any) -> torch.Tensor:
@@ -284,7 +281,7 @@ def test_a_category_with_most_of_the_best_items_takes_few_searches(monkeypatch: 
         return search(*given)
 
     monkeypatch.setattr(retrieval, "_top_items", counted)
-    rules = retrieval.Rules(caps=held.caps({"brand": 1}))
+    rules = retrieval.Rules(caps=caps_of(brands, {"brand": 1}))
     nothing = torch.empty(2, 0, dtype=torch.int64)
     found = retrieval.top_items(retrieval.InnerProduct(), torch.ones(1, 1), items, 4, nothing, rules=rules)
     assert found.tolist() == [[0, 1000, 2000, 3000]]

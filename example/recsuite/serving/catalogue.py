@@ -171,16 +171,6 @@ class Items:
             values = value_of(name)
             self.categories[name] = categories_of(name, [values.get(item) for item in self.ids])
 
-    def caps(self, at_most: Mapping[str, int]) -> Caps:
-        """Return the limits of some features whose categories are computed, see `categorize`."""
-        parts, most = list[torch.Tensor](), list[int]()
-        for name, limit in at_most.items():
-            numbers = self.categories[name]
-            parts.append(numbers.where(numbers < 0, numbers + len(most)))
-            most += [limit] * (int(numbers.max()) + 1 if numbers.numel() else 0)
-        numbers = torch.cat(parts, dim=1)
-        return Caps(numbers.where(numbers >= 0, len(most)), torch.tensor([*most, NO_LIMIT]))
-
     def pairs(self, lists: Sequence[Any], name: str) -> torch.Tensor:
         """Return positions of users and items, int64 [2, E], from a list of raw ids for each user.
 
@@ -274,6 +264,19 @@ def categories_of(name: str, values: Sequence[Any]) -> torch.Tensor:
         [*itertools.chain(*lists)], dtype=torch.int64
     )
     return table
+
+
+def caps_of(categories: Mapping[str, torch.Tensor], at_most: Mapping[str, int]) -> Caps | None:
+    """Return limits on the categories of some features; None without one. categories: see `categories_of`."""
+    parts, most = list[torch.Tensor](), list[int]()
+    for name, limit in at_most.items():
+        numbers = categories[name]
+        parts.append(numbers.where(numbers < 0, numbers + len(most)))
+        most += [limit] * (int(numbers.max()) + 1 if numbers.numel() else 0)
+    if not parts:
+        return None
+    numbers = torch.cat(parts, dim=1)
+    return Caps(numbers.where(numbers >= 0, len(most)), torch.tensor([*most, NO_LIMIT]))
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from recsuite.models.inputs import Inputs
 from recsuite.models.retrieval import InnerProduct, Near, Rules, ranked, top_items
 from recsuite.models.tasks import ModelMaker
 from recsuite.places import folder_at
-from recsuite.serving.catalogue import Catalogue, IndexCache, Items, described
+from recsuite.serving.catalogue import Catalogue, IndexCache, Items, caps_of, described
 from recsuite.serving.reader import put, read_change, read_settled, read_snapshot
 from recsuite.serving.request import (
     AS_TRAINED,
@@ -358,7 +358,7 @@ class ServedModel:
         if approximate:
             positions = items.near(vectors, k, left_out, added=added)
         else:
-            rules = Rules(near, items.caps(at_most) if at_most else None)
+            rules = Rules(near, caps_of(items.categories, at_most))
             positions = top_items(items.head, vectors, items.vectors, k, left_out, added, rules)
         positions, scores = ranked(items.head, vectors, items.vectors, positions, added)
         return items, positions[:, :k], scores[:, :k]
