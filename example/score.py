@@ -3,6 +3,7 @@
     ./run.sh score --data_path shop --users all --k 50 --output recs.parquet
     ./run.sh score --data_path shop --users some.csv --output recs.parquet
     ./run.sh score --data_path shop --pairs pairs.parquet --output scored.parquet
+    ./run.sh score --data_path shop --users all --in_stock stock --at_most brand=2 --output recs.parquet
 
 A file has the columns of ids that the data have, and is Parquet, CSV, Arrow or JSON lines. --output becomes a
 folder of Parquet files, which pandas, DuckDB or Spark read as one table. The scores are those of serve.py. A
@@ -15,14 +16,15 @@ import argparse
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import recsuite as rs
 from recsuite.config.config import Config
-from recsuite.errors import UserError
+from recsuite.datasets.schema import ITEM
+from recsuite.errors import UserError, printable
 from recsuite.files import local
 from recsuite.places import folder_at
 from recsuite.runtime.console import LOGGER, showing_progress, stage
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 # That ranks wait for each other: one may have far more files to write.
 LONGEST = timedelta(days=2)
+# Flags of `scoring.ListRules`.
+RULES = ("candidates", "in_stock", "exclude", "at_most", "least_distance")
 
 
 def main(argv: list[str] | None = None, model: ModelMaker | None = None) -> int:
@@ -72,11 +76,42 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     rows.add_argument("--users", help='"all" those of the data, or a file with the column of their ids')
     rows.add_argument("--pairs", type=local, help="a file with the columns of users and items")
     parser.add_argument("--k", type=int, help="items for each user: 50")
+    lists = parser.add_argument_group("rules of the lists of --users, before the best k items are taken")
+    help_text = "a file with the column of the only items to list"
+    lists.add_argument("--candidates", type=local, help=help_text)
+    help_text = "a column of the items' table, yes or above 0 where an item may be listed"
+    lists.add_argument("--in_stock", default="", metavar="COLUMN", help=help_text)
+    help_text = "a file with columns of users and items, pairs that are not listed"
+    lists.add_argument("--exclude", type=local, help=help_text)
+    help_text = "such as brand=2,category=5: most items of a brand, and of a category, in a list"
+    lists.add_argument("--at_most", action="append", default=[], metavar="FEATURE=N", help=help_text)
+    help_text = "from 0 to 2: least 1 - cosine of an item and each that the user had"
+    lists.add_argument("--least_distance", type=float, help=help_text)
     parser.add_argument("--output", type=local, required=True, help="the folder to write")
     flags = parser.parse_args(argv)
     if flags.pairs and flags.k is not None:
         raise UserError(f"--k {flags.k} is for --users; leave it out with --pairs.")
+    if flags.pairs and (given := [name for name in RULES if getattr(flags, name)]):
+        raise UserError(f"--{given[0]} is for --users; leave it out with --pairs.")
+    flags.at_most = caps_of(flags.at_most)
     return flags
+
+
+def caps_of(given: Sequence[str]) -> dict[str, int]:
+    """Return the number of each feature. given: values of --at_most.
+
+    Raises:
+        UserError: for what is no feature with a number, and for a feature that is there twice.
+    """
+    caps = dict[str, int]()
+    for entry in ",".join(given).split(",") if given else ():
+        name, _, number = entry.strip().rpartition("=")
+        if not (name and number.isdecimal()):
+            raise UserError(f"--at_most takes FEATURE=N, such as brand=2, and got {printable(entry)!r}.")
+        if name in caps:
+            raise UserError(f"--at_most has {printable(name)} twice; give it once.")
+        caps[name] = int(number)
+    return caps
 
 
 def score(flags: argparse.Namespace, model: ModelMaker) -> int:
@@ -115,6 +150,8 @@ def score(flags: argparse.Namespace, model: ModelMaker) -> int:
         context.say(scoring.described(counts, flags.output, time.monotonic() - begun, batch.noun))
         if not flags.pairs and context.rank == 0:
             context.say(scoring.describe_lists(flags.output, batch.model))
+            if line := scoring.describe_short(flags.output, batch):
+                context.say(line)
     finally:
         rs.cleanup_runtime()
     return 0
@@ -145,16 +182,19 @@ def check_same(first: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
 
 def opened(flags: argparse.Namespace, model: ModelMaker) -> BatchScoring:
     """Return the model with the data of its training, and the rows to score. Not collective."""
-    from recsuite.extras.scoring import BatchScoring
+    from recsuite.extras.scoring import BatchScoring, ListRules
     from recsuite.serving.training_data import data_at
 
     accepts = flags.accept_changed_model
     served = rs.ServedModel.open(flags.save_dir, flags.checkpoint, "", model, accepts)
-    served.tell(data_at(served.snapshot, flags.data_path, str(flags.save_dir)).features)
+    rules = ListRules(**{name: getattr(flags, name) for name in RULES})
+    known = {feature.name for feature in served.snapshot.schema.features if feature.entity == ITEM}
+    columns = [name for name in rules.columns if name not in known]
+    served.tell(data_at(served.snapshot, flags.data_path, str(flags.save_dir), columns).features)
     if flags.pairs:
         return BatchScoring(served, flags.pairs, None)
     k = 50 if flags.k is None else flags.k
-    return BatchScoring(served, None if flags.users == "all" else local(flags.users), k)
+    return BatchScoring(served, None if flags.users == "all" else local(flags.users), k, rules)
 
 
 if __name__ == "__main__":

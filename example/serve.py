@@ -53,6 +53,8 @@ FREE_PARTS, LEAST_PART = 1000, 64
 # Maximum (item, score) pairs of one answer, and (user, item) pairs scored for it; docs/serving.md has their
 # cost.
 MOST_ANSWERS, MOST_PAIRS = 100_000, 2_000_000
+# Maximum cosines of items with those of histories, for least_distance.
+MOST_COSINES = 500_000_000
 # Answers computed in parallel, and seconds that another request waits.
 COMPUTATIONS, QUEUE_SECONDS = 4, 5
 # Seconds: for a client to send a request or to read an answer, of failed updates until /health returns 503,
@@ -326,6 +328,9 @@ def bodies(snapshot: "Snapshot") -> tuple[dict[str, Any], dict[str, Any]]:
         "events": nested,
         "exclude": {"anyOf": [{"enum": [AS_TRAINED, SEEN, None]}, nested], "default": AS_TRAINED},
         "candidates": array,
+        "also_exclude": nested,
+        "at_most": {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}},
+        "least_distance": {"type": "number", "minimum": 0, "maximum": 2},
     }
     wanted = {"type": "object", "additionalProperties": False, "properties": fields}
     score, recommend = (
@@ -358,10 +363,14 @@ def check_request(model: "ServedModel", wanted: Mapping[str, Any]) -> None:
     given = users.values() if isinstance(users, dict) else [users]
     number = longest_of([*given, wanted.get("events")])
     check_size("users x k", number * k if isinstance(k, int) else 0, MOST_ANSWERS)
+    items = len(candidates) if isinstance(candidates, list) else len(model.items().ids)
     # For one user all items may be scored, without a limit.
     if number > 1:
-        items = len(candidates) if isinstance(candidates, list) else len(model.items().ids)
         check_size("users x items", number * items, MOST_PAIRS)
+    if wanted.get("least_distance"):
+        lists = users.get(HISTORY) if isinstance(users, dict) else wanted.get("events")
+        longest = longest_of(lists) if isinstance(lists, list) else 0
+        check_size("users x items x histories", number * items * longest, MOST_COSINES)
 
 
 def short(value: Any) -> Any:

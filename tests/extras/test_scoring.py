@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,24 @@ import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 
+import score
 from example import make_model
 from recsuite.errors import UserError
 from recsuite.extras import scoring
-from recsuite.extras.scoring import JOB, BatchScoring, begin, describe_lists, described, end
+from recsuite.extras.scoring import (
+    JOB,
+    BatchScoring,
+    ListRules,
+    begin,
+    describe_lists,
+    describe_short,
+    described,
+    end,
+)
 from recsuite.places import ObjectError
 from recsuite.serving import followers
 from recsuite.serving.served import ServedModel
+from recsuite.serving.training_data import TrainingFeatures, data_at
 from tests.support.launch import ROOT, python, succeeded, torchrun
 
 SCORE = ROOT / "example" / "score.py"
@@ -29,6 +41,16 @@ SCORE = ROOT / "example" / "score.py"
 @pytest.fixture(scope="module")
 def model(trained_folder: Path, synthetic_folder: Path) -> ServedModel:
     return ServedModel.open(trained_folder / "dumps", model=make_model, data_path=synthetic_folder)
+
+
+@pytest.fixture(scope="module")
+def stocked(trained_folder: Path, synthetic_folder: Path) -> ServedModel:
+    """The model, with a further column of the movies' table: every third one has a stock, one has none."""
+    served = ServedModel.open(trained_folder / "dumps", model=make_model)
+    data = data_at(served.snapshot, str(synthetic_folder), "")
+    data.raw.items["stock"] = [None, *(f"{2 * (row % 3 == 1)}.0" for row in range(1, len(data.raw.items)))]
+    served.tell(TrainingFeatures(data.raw, served.snapshot.schema, data.features.longest))
+    return served
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +135,148 @@ def test_pairs_get_the_scores_of_a_request_and_keep_their_columns(model: ServedM
         np.testing.assert_allclose(found["score"], wanted, atol=1e-6)
 
 
+def test_rules_are_those_of_a_request_from_any_number_of_ranks(stocked: ServedModel, tmp_path: Path) -> None:
+    assert stocked.data is not None
+    users, movies = stocked.data.users.ids, stocked.data.items.ids
+    known, draw = [movie for movie in movies if stocked.knows("movie", movie)], np.random.default_rng(0)
+    # With an item twice, and two that nothing knows.
+    candidates = [*draw.choice(known, len(known) // 2, replace=False).tolist(), known[0], known[0], -7, -8]
+    pandas.DataFrame({"note": "x", "movie_id": candidates}).to_csv(tmp_path / "stock.csv", index=False)
+    excluded = pandas.DataFrame({"user_id": draw.choice(users, 3000), "movie_id": draw.choice(known, 3000)})
+    excluded.loc[3000] = [10**9, known[0]]
+    excluded.loc[3001] = [users[0], -9]
+    excluded.to_parquet(tmp_path / "excluded.parquet")
+    rules = ListRules(
+        tmp_path / "stock.csv", "", tmp_path / "excluded.parquet", {"genres": 2, "stock": 4}, 0.02
+    )
+    parts = {
+        number: write(BatchScoring(stocked, None, 5, rules), tmp_path / str(number), number)
+        for number in (1, 2, 3)
+    }
+    pandas.testing.assert_frame_equal(parts[1], parts[2])
+    pandas.testing.assert_frame_equal(parts[1], parts[3])
+    of_users = excluded.groupby("user_id")["movie_id"].agg(list)
+    wanted = stocked.recommend(
+        users,
+        5,
+        candidates=[movie for movie in candidates if movie > 0],
+        also_exclude=[of_users.get(user, []) for user in users],
+        at_most={"genres": 2, "stock": 4},
+        least_distance=0.02,
+    )
+    flat = [(user, item) for user, mine in zip(users, wanted, strict=True) for item, _ in mine]
+    assert [*parts[1][["user_id", "movie_id"]].itertuples(index=False, name=None)] == flat
+    pairs = {*excluded.itertuples(index=False, name=None)}
+    without = zip(users, stocked.recommend(users, 5), strict=True)
+    assert {(user, item) for user, mine in without for item, _ in mine} & pairs
+    assert not {*flat} & pairs
+    line = BatchScoring(stocked, None, 5, rules).describe_inputs()
+    assert "stock.csv has 2 unknown movies; " in line
+    assert f"{len({*candidates}) - 2:,} of {len(known):,} movies are candidates" in line
+    assert "excludes 3,002 pairs, 1 unknown user, 1 unknown movie" in line
+
+
+def test_movies_in_stock_are_candidates_and_short_lists_are_counted(
+    stocked: ServedModel, tmp_path: Path
+) -> None:
+    assert stocked.data is not None
+    stock = dict(zip(stocked.data.items.ids, stocked.data.items.named("stock"), strict=True))
+    there = {movie for movie, number in stock.items() if number == "2.0" and stocked.knows("movie", movie)}
+    batch = BatchScoring(stocked, None, 5, ListRules(in_stock="stock"))
+    found = write(batch, tmp_path / "recs")
+    assert {*found["movie_id"]} <= there
+    assert f"; {len(there):,} of " in batch.describe_inputs()
+    assert "1 movie without stock: not in stock" in batch.describe_inputs()
+    assert describe_short(tmp_path / "recs", batch) == ""
+    few = sorted(there)[:5]
+    pandas.DataFrame({"movie_id": [*few, *set(stock) - there]}).to_json(
+        tmp_path / "few.jsonl", orient="records", lines=True
+    )
+    batch = BatchScoring(stocked, None, 5, ListRules(tmp_path / "few.jsonl", "stock"))
+    found = write(batch, tmp_path / "short")
+    assert {*found["movie_id"]} <= {*few}
+    short = len(stocked.data.users.ids) - (found["rank"] == 5).sum()
+    assert short > 0
+    assert describe_short(tmp_path / "short", batch).startswith(f"{short:,} users got fewer than 5 movies")
+
+
+def test_other_rules_or_another_content_of_their_files_are_another_job(
+    stocked: ServedModel, tmp_path: Path
+) -> None:
+    assert stocked.data is not None
+    movies, path = stocked.data.items.ids, tmp_path / "pairs.csv"
+    pairs = pandas.DataFrame({"user_id": stocked.data.users.ids[:9], "movie_id": movies[:9]})
+    pairs.to_csv(path, index=False)
+
+    def job(**rules: Any) -> dict[str, Any]:
+        return BatchScoring(stocked, None, 3, ListRules(**rules)).job()
+
+    def all_jobs() -> list[dict[str, Any]]:
+        caps: list[dict[str, int]] = [{"genres": 2}, {"genres": 3}, {"stock": 2}]
+        files: list[dict[str, Any]] = [{"candidates": path}, {"exclude": path}]
+        others: list[dict[str, Any]] = [
+            {"in_stock": "stock"},
+            *({"least_distance": number} for number in (0.1, 0.2)),
+        ]
+        return [job(), *(job(at_most=each) for each in caps), *(job(**each) for each in (*files, *others))]
+
+    first = all_jobs()
+    assert first[0] == BatchScoring(stocked, None, 3).job()
+    assert all(mine != other for mine, other in itertools.combinations(first, 2))
+    pairs[:8].to_csv(path, index=False)
+    assert [mine == other for mine, other in zip(first, all_jobs(), strict=True)] == [True] * 4 + [
+        False
+    ] * 2 + [True] * 3
+    # A job of other rules is neither continued nor taken for this one.
+    write(BatchScoring(stocked, None, 3, ListRules(at_most={"genres": 2})), tmp_path / "recs")
+    with pytest.raises(UserError, match="data, input, --k or rules; give another"):
+        begin(tmp_path / "recs", first[2])
+
+
+@pytest.mark.parametrize(
+    ("rules", "text", "words"),
+    [
+        ({"candidates": "a.csv"}, "movie_id\n-1\n-2\n", "a.csv allow none of the .* movies that the model"),
+        ({"candidates": "a.csv"}, "movie_id\n", "a.csv allow none of the .* movies that the model can list"),
+        ({"candidates": "a.csv"}, "movie\n1\n", "has the columns movie, and no movie_id"),
+        ({"candidates": "a.csv"}, "movie_id\nx\n", "Cannot read .*a.csv: In CSV column #0"),
+        ({"candidates": "a.csv"}, "movie_id,x\n1,1\n,2\n", "a row without movie_id, row 2 below its header"),
+        ({"candidates": "a.txt"}, "1\n", "a.txt must end in one of .parquet"),
+        ({"exclude": "a.csv"}, "movie_id\n1\n", "has the columns movie_id, and no user_id"),
+        ({"at_most": {"brand": 2}}, "", "The movies have no feature or column brand; they have .*genres"),
+        ({"at_most": {"genres": 0}}, "", "at_most of genres must be a whole number of at least 1, got 0"),
+        ({"least_distance": -0.1}, "", r"least_distance must be between 0 and 2, got -0\.1"),
+        ({"in_stock": "title"}, "", "The column title must have yes or no, or numbers, got"),
+    ],
+)
+def test_rules_that_cannot_be_followed_are_refused_with_one_sentence(
+    stocked: ServedModel, tmp_path: Path, rules: dict[str, Any], text: str, words: str
+) -> None:
+    for name in ("candidates", "exclude"):
+        if name in rules:
+            rules = {**rules, name: tmp_path / rules[name]}
+            rules[name].write_text(text)
+    with pytest.raises(UserError, match=words) as caught:
+        BatchScoring(stocked, None, 5, ListRules(**rules))
+    assert "\n" not in str(caught.value)
+
+
+def test_flags_of_rules_are_checked_before_anything_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    users = ["--users", "all", "--output", "x"]
+    flags = score.parse([*users, "--at_most", "genres=2,year=3", "--at_most", "a=b=1"])
+    assert flags.at_most == {"genres": 2, "year": 3, "a=b": 1}
+    cases = (
+        (["--pairs", "a.csv", "--output", "x", "--at_most", "a=1"], "--at_most is for --users; leave it out"),
+        (["--pairs", "a.csv", "--output", "x", "--in_stock", "a"], "--in_stock is for --users; leave it out"),
+        ([*users, "--at_most", "a"], "--at_most takes FEATURE=N, such as brand=2, and got 'a'"),
+        ([*users, "--at_most", "a=1.5"], "--at_most takes FEATURE=N, such as brand=2, and got 'a=1.5'"),
+        ([*users, "--at_most", "a=1,a=2"], "--at_most has a twice; give it once"),
+    )
+    for given, words in cases:
+        assert score.main(given) == 2
+        assert words in capsys.readouterr().err
+
+
 def test_an_interrupted_run_writes_only_what_is_missing(model: ServedModel, tmp_path: Path) -> None:
     batch, folder = BatchScoring(model, None, 3), tmp_path / "recs"
     whole, before = write(batch, folder), inodes(folder)
@@ -152,7 +316,7 @@ def test_changed_data_are_another_job(
     user, movie, stars, time = last.split("::")
     ratings.write_text("\n".join([*lines, f"{user}::{movie}::{1 + int(stars) % 5}::{time}"]) + "\n")
     changed = ServedModel.open(trained_folder / "dumps", model=make_model, data_path=tmp_path / "data")
-    with pytest.raises(UserError, match="holds scores of another model, data, input or --k"):
+    with pytest.raises(UserError, match="holds scores of another model, data, input, --k or rules"):
         begin(tmp_path / "recs", BatchScoring(changed, None, 3).job())
 
 
@@ -160,7 +324,9 @@ def test_a_folder_of_other_scores_or_files_is_refused_and_kept(model: ServedMode
     folder, foreign = tmp_path / "recs", tmp_path / "mine"
     write(BatchScoring(model, None, 3), folder)
     before = inodes(folder), (folder / JOB).read_text()
-    with pytest.raises(UserError, match="holds scores of another model, data, input or --k; give another"):
+    with pytest.raises(
+        UserError, match="holds scores of another model, data, input, --k or rules; give another"
+    ):
         begin(folder, BatchScoring(model, None, 4).job())
     assert before == (inodes(folder), (folder / JOB).read_text())
     assert begin(folder, BatchScoring(model, None, 3).job()) is None
@@ -292,8 +458,10 @@ def test_the_script_scores_on_two_processes_goes_on_and_refuses_on_all(
 ) -> None:
     flags: tuple[Any, ...] = ("--save_dir", trained_folder / "dumps", "--data_path", synthetic_folder)
     output = tmp_path / "recs.parquet"
+    flags = (*flags, "--at_most", "genres=1")
     two = succeeded(torchrun(2, SCORE, *flags, "--users", "all", "--k", 5, "--output", output))
     assert two.count("titles and ratings are those of") == two.count("is complete") == 1
+    assert two.count("got fewer than 5 movies") <= 1
     again = succeeded(python(SCORE, *flags, "--users", "all", "--k", 5, "--output", output))
     assert f"{output} is complete already: nothing was scored" in again
     one = tmp_path / "one.parquet"
@@ -301,7 +469,10 @@ def test_the_script_scores_on_two_processes_goes_on_and_refuses_on_all(
     pandas.testing.assert_frame_equal(pandas.read_parquet(one), pandas.read_parquet(output))
     mistaken = torchrun(2, SCORE, *flags, "--users", "all", "--k", 6, "--output", output)
     assert mistaken.returncode
-    assert mistaken.stderr.count(f"score.py: {output} holds scores of another model, data, input or --k") == 1
+    assert (
+        mistaken.stderr.count(f"score.py: {output} holds scores of another model, data, input, --k or rules")
+        == 1
+    )
 
 
 def test_a_failed_request_before_the_first_model_is_repeated_and_said_once(

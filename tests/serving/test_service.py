@@ -34,7 +34,7 @@ from recsuite.serving.snapshot import VocabularyTable
 from tests.support.launch import ROOT, free_port, started, wait_for
 from tests.support.meanwhile import meanwhile
 from tests.support.published import copied, publish_state, state
-from tests.support.random_model import ITEMS, snapshot_of
+from tests.support.random_model import GENRES, ITEMS, snapshot_of
 
 httpx = pytest.importorskip("httpx", reason="needs the package httpx, of requirements-dev.txt")
 pytest.importorskip("fastapi", reason="needs the package fastapi, of requirements.txt")
@@ -213,6 +213,28 @@ def test_an_answer_lists_unknown_ids_and_requests_are_limited(service: Service) 
         assert reply.status_code == 413
         assert reply.json()["error"] == "A request has at most 4,194,304 bytes; send several smaller ones."
     assert client.get("/health").status_code == 200
+
+
+def test_recommend_takes_the_rules_of_lists_as_json() -> None:
+    follower = random_follower()
+    movies = [*range(3, 3 * ITEMS + 1, 3)]
+    follower.model.describe_items({"movie": movies, "genres": [[GENRES[movie % 4 % 3]] for movie in movies]})
+    rules: dict[str, Any] = {
+        "candidates": [3, 6, 9, 12, 15, -4],
+        "also_exclude": [[6], []],
+        "at_most": {"genres": 1},
+        "least_distance": 0.05,
+    }
+    asked = {"events": [[(3, 4.0)], [(30, 2.0)]], "k": 3, **rules}
+    wanted = follower.model.recommend(**asked)
+    with answering(serve.service(follower)) as (client, _):
+        answer = client.post("/recommend", json=asked).json()
+        assert answer["items"] == [[[*pair] for pair in mine] for mine in wanted]
+        assert answer["unknown"] == {"user": [], "movie": [-4]}
+        for wrong in ({"at_most": {"genres": 0}}, {"at_most": {"brand": 1}}, {"least_distance": 3}):
+            assert client.post("/recommend", json={**asked, **wrong}).status_code == 400
+    # The first user had 3, and 6 is excluded: 9, and one of 12 and 15 of one genre.
+    assert [len(mine) for mine in wanted] == [2, 3]
 
 
 def test_missing_packages_are_reported_with_the_install_command(
@@ -501,6 +523,11 @@ def test_an_answer_beyond_the_limits_is_refused_before_anything_is_computed() ->
         ("/recommend", {"users": {"user": [1] * over}, "k": 1}, "users x items must be at most 2,000,000,"),
         ("/recommend", {"events": [[[3, 4.0]]] * over, "k": 1}, "users x items must be at most 2,000,000,"),
         ("/recommend", {"users": [1] * 21, "candidates": [3] * 100_000, "k": 1}, "got 2,100,000"),
+        (
+            "/recommend",
+            {"events": [[[3, 4.0]] * 5_001], "candidates": [3] * 100_000, "k": 1, "least_distance": 0.1},
+            "users x items x histories must be at most 500,000,000, got 500,100,000",
+        ),
     ]
     follower = random_follower()
     with answering(serve.service(follower)) as (client, _):
@@ -784,4 +811,5 @@ def test_the_service_describes_its_routes_and_request_fields() -> None:
     names = {"user", "gender", "age", "occupation", "movie", "year", "genres"}
     assert bodies["/score"].keys() == names | {"history", "history_ratings"}
     assert bodies["/score"]["genres"]["items"]["type"] == "array"
-    assert bodies["/recommend"].keys() == {"users", "k", "events", "exclude", "candidates"}
+    arguments = {*inspect.signature(ServedModel.recommend).parameters} - {"self", "approximate"}
+    assert bodies["/recommend"].keys() == arguments

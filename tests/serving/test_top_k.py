@@ -13,9 +13,10 @@ from recsuite.config.sections import ModelConfig
 from recsuite.datasets.schema import HISTORY
 from recsuite.errors import UserError
 from recsuite.models import retrieval
+from recsuite.serving.catalogue import caps_of, categories_of
 from recsuite.serving.request import values_of_users
 from recsuite.serving.served import ServedModel
-from tests.support.random_model import ITEMS, NAMES, snapshot_of
+from tests.support.random_model import GENRES, ITEMS, NAMES, YEARS, snapshot_of
 
 EVENTS = [[(3, 4.5), (30, 1.0), (-8, 3.0)], [], [(63, 2.5)]]
 
@@ -178,6 +179,21 @@ def test_the_items_of_a_history_are_skipped_by_default(model: ServedModel) -> No
         ({"users": [1, 2], "events": [[(3, 4.5)]]}, "'user': 2, 'history': 1"),
         ({"users": {"history": [[3]]}, "events": [[(3, 4.5)]]}, "exclude each other; give one of them"),
         ({"users": [1], "approximate": True, "candidates": [3]}, "approximate and candidates"),
+        ({"users": [1], "approximate": True, "at_most": {"year": 1}}, "approximate excludes at_most"),
+        ({"events": [[]], "approximate": True, "least_distance": 0.2}, "approximate excludes at_most and le"),
+        ({"users": [1, 2], "also_exclude": [[3]]}, "also_exclude has 1 lists for 2 users; give one for each"),
+        ({"users": [1], "also_exclude": "seen"}, "also_exclude takes a list of movies for each user, and"),
+        ({"users": [1], "also_exclude": [["a"]]}, "movie takes values of type int, not 'a'"),
+        (
+            {"users": [1], "at_most": {"year": 0}},
+            "at_most of year must be a whole number of at least 1, got 0",
+        ),
+        ({"users": [1], "at_most": ["year"]}, r"at_most takes features with numbers, .* got \['year'\]"),
+        ({"users": [1], "at_most": {"brand": 1}}, "movies have no feature or column brand; they have none"),
+        ({"events": [[]], "least_distance": 2.5}, r"least_distance must be between 0 and 2, got 2\.5"),
+        ({"events": [[]], "least_distance": float("nan")}, "must be between 0 and 2, got nan"),
+        ({"events": [[]], "least_distance": "1"}, "must be between 0 and 2, got '1'"),
+        ({"users": [1], "least_distance": 0.2}, "least_distance requires the movies that each user had"),
     ],
 )
 def test_an_invalid_request_for_recommendations_is_refused_with_one_message(
@@ -203,6 +219,120 @@ def test_a_description_that_is_invalid_is_refused_and_changes_nothing(described:
     with pytest.raises(UserError, match=sentence):
         model.describe_items(described)
     assert model.recommend([1]) == before
+
+
+# --- rules ----------------------------------------------------------------------------------------------
+
+
+def greedy(
+    ranking: Sequence[Any], categories: Sequence[dict[Any, list[Any]]], most: Sequence[int], k: int
+) -> list[Any]:
+    """The first k items of a ranking whose categories have room. categories: item to its own, by feature."""
+    taken: list[Any] = []
+    for item in ranking:
+        has_room = all(
+            sum(category in of_feature[other] for other in taken) < limit
+            for of_feature, limit in zip(categories, most, strict=True)
+            for category in of_feature[item]
+        )
+        if has_room and len(taken) < k:
+            taken.append(item)
+    return taken
+
+
+@pytest.mark.parametrize(("pairs", "k"), [(8, 7), (24, 20), (2**16, 7), (2**16, 1), (2**16, 60)])
+def test_caps_leave_what_a_greedy_pass_over_all_items_in_order_takes(
+    pairs: int, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrieval, "PAIRS", pairs)
+    monkeypatch.setattr(retrieval, "USERS", 3)
+    generator = torch.Generator().manual_seed(k)
+    # Small whole numbers: most scores are equal to others.
+    users, items = (torch.randint(-2, 3, (n, 4), generator=generator).float() for n in (8, 60))
+    excluded = torch.stack([torch.randint(0, n, (50,), generator=generator) for n in (8, 60)])
+    draw = torch.randint(0, 12, (60, 4), generator=generator).tolist()
+    # A brand, and up to three tags, or none.
+    brand = {item: [min(mine[0], 4)] for item, mine in enumerate(draw)}
+    tags = {item: [*{tag for tag in mine[1:] if tag < 6}] for item, mine in enumerate(draw)}
+    brands = categories_of("brand", [own[0] for own in brand.values()])
+    categories = {"brand": brands, "tags": categories_of("tags", [*tags.values()])}
+    for features, most in ((("brand",), (2,)), (("tags",), (3,)), (("brand", "tags"), (3, 2))):
+        caps = caps_of(categories, dict(zip(features, most, strict=True)))
+        found = retrieval.top_items(
+            retrieval.InnerProduct(), users, items, k, excluded, rules=retrieval.Rules(caps=caps)
+        )
+        scores = users @ items.t()
+        scores[excluded[0], excluded[1]] = -torch.inf
+        for mine, of_user in zip(found.tolist(), scores, strict=True):
+            order = of_user.sort(descending=True, stable=True).indices.tolist()
+            ranking = [item for item in order if of_user[item] > -torch.inf]
+            wanted = greedy(ranking, [{"brand": brand, "tags": tags}[name] for name in features], most, k)
+            assert mine == wanted + [-1] * (k - len(wanted))
+
+
+def test_a_category_with_most_of_the_best_items_takes_few_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 4,000 items, the best 1,000 of each of four categories in a row.
+    items, searched = torch.arange(4000, 0, -1.0).unsqueeze(1), list[int]()
+    brands = {"brand": categories_of("brand", [item // 1000 for item in range(4000)])}
+    search = retrieval._top_items
+
+    def counted(*given: Any) -> torch.Tensor:
+        searched.append(given[-1])
+        return search(*given)
+
+    monkeypatch.setattr(retrieval, "_top_items", counted)
+    rules = retrieval.Rules(caps=caps_of(brands, {"brand": 1}))
+    nothing = torch.empty(2, 0, dtype=torch.int64)
+    found = retrieval.top_items(retrieval.InnerProduct(), torch.ones(1, 1), items, 4, nothing, rules=rules)
+    assert found.tolist() == [[0, 1000, 2000, 3000]]
+    assert searched == [4, 8, 16, 32]
+
+
+def test_at_most_takes_described_features_and_is_applied_before_the_best_k(model: ServedModel) -> None:
+    movies = NAMES["movie"]
+    genres = [[name for bit, name in enumerate(GENRES) if number >> bit & 1] for number in range(len(movies))]
+    years = [None if number % 7 == 0 else YEARS[number % 10] for number in range(len(movies))]
+    model.describe_items({"movie": movies, "genres": genres, "year": years})
+    of_genres = dict(zip(movies, genres, strict=True))
+    of_years = {movie: [] if year is None else [year] for movie, year in zip(movies, years, strict=True)}
+    others = [movie for movie in movies if movie % 2]
+    for users, candidates in (([1, 2, 3], None), ([4], others), ([5], None)):
+        whole = model.recommend(users, k=ITEMS, candidates=candidates)
+        found = model.recommend(users, k=9, candidates=candidates, at_most={"genres": 4, "year": 1})
+        for mine, ranking in zip(found, whole, strict=True):
+            kept = greedy([item for item, _ in ranking], [of_genres, of_years], [4, 1], 9)
+            assert mine == [pair for pair in ranking if pair[0] in kept]
+    # Every list has them at most, also where no k are left: an item without a year is in no category.
+    (few,) = model.recommend([1], k=ITEMS, at_most={"year": 2})
+    assert len(few) == 2 * len(YEARS) + sum(year is None for year in years)
+
+
+def test_items_near_those_that_a_user_had_are_excluded(model: ServedModel) -> None:
+    near = {
+        item: {other for other, cosine in mine if cosine > 0.7}
+        for item, mine in zip((3, 30), model.similar_items([3, 30], k=ITEMS), strict=True)
+    }
+    events = [[(3, 4.5), (30, 1.0)], [], [(3, 2.0)]]
+    assert len(near[3]) > 0 < len(near[30])
+    for candidates in (None, NAMES["movie"][::2]):
+        found = model.recommend(events=events, k=ITEMS, least_distance=0.3, candidates=candidates)
+        allowed = {*(candidates or NAMES["movie"])}
+        assert dict(found[0]).keys() == allowed - near[3] - near[30] - {3, 30}
+        assert dict(found[1]).keys() == allowed
+        assert dict(found[2]).keys() == allowed - near[3] - {3}
+    # Before the best k, and whatever else is excluded.
+    assert model.recommend(events=events, k=4, least_distance=0.3, exclude=None) == [
+        mine[:4] for mine in model.recommend(events=events, k=ITEMS, least_distance=0.3)
+    ]
+    assert model.recommend(events=events, least_distance=0.0) == model.recommend(events=events)
+
+
+def test_also_exclude_adds_to_what_the_rule_excludes(model: ServedModel) -> None:
+    more = [[6, 9, -1], [], [3]]
+    for rule, had in (("as_trained", [{3, 30}, set(), {63}]), (None, [set(), set(), set()])):
+        found = model.recommend(events=EVENTS, k=ITEMS, exclude=rule, also_exclude=more)
+        for mine, own, others in zip(found, had, more, strict=True):
+            assert dict(mine).keys() == {*NAMES["movie"]} - own - {*others}
 
 
 # --- similar items --------------------------------------------------------------------------------------

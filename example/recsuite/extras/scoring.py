@@ -3,7 +3,7 @@
     recs.parquet/
         part-00000000.parquet    the first block of users, or of pairs
         part-00000001.parquet
-        _job.json                what is scored: checkpoint, data, input, k
+        _job.json                what is scored: checkpoint, data, input, k, rules
 
 Rank r of W scores the blocks r, r + W, ..., and each file appears in one rename. So any number of ranks
 writes the same files, and a run that was interrupted continues with those that are missing. Until all are
@@ -17,12 +17,13 @@ import codecs
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pyarrow
 import pyarrow.compute
 import pyarrow.csv
@@ -31,11 +32,12 @@ import pyarrow.parquet
 
 from recsuite.checkpoint.format import digest_of_manifest
 from recsuite.datasets.schema import EVENT, ITEM, USER
-from recsuite.errors import UserError, printable
+from recsuite.datasets.tables.values import NO, YES
+from recsuite.errors import UserError, counted, printable
 from recsuite.files import digest_of, digest_of_bytes, explained, flush, held, remove, replacing
 from recsuite.metrics import spread_of
 from recsuite.runtime.console import say
-from recsuite.serving.request import check_k
+from recsuite.serving.request import check_caps, check_distance, check_k
 from recsuite.serving.served import ServedModel
 
 # Users or pairs of one file at most: a rank holds the histories and scores of one block.
@@ -61,18 +63,42 @@ class Counts:
     unknown: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class ListRules:
+    """Rules of the lists of users, before the best k items are taken.
+
+    candidates: a file with a column of items, the only ones to list; in_stock: a column of the items' table,
+    in which they have a yes or a number above 0; exclude: a file of pairs of a user and an item that are not
+    listed; at_most, least_distance: see `ServedModel.recommend`.
+    """
+
+    candidates: Path | None = None
+    in_stock: str = ""
+    exclude: Path | None = None
+    at_most: Mapping[str, int] = field(default_factory=dict)
+    least_distance: float | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """Features of items, or columns of their table, that the rules read."""
+        return [*self.at_most, *([self.in_stock] if self.in_stock else [])]
+
+
 class BatchScoring:
     """Scores of the k best items of users, or of pairs, for a folder.
 
     model: to which the data of its training were given (`ServedModel.open(..., data_path=...)`); path: a file
     of users, with the column of their ids, or of pairs, with those of both, called as in the data; None for
-    all users of the data. k: items for each user; None for pairs.
+    all users of the data. k: items for each user; None for pairs. rules: of the lists of users.
 
     Raises:
-        UserError: for a k below 1, and for a file that cannot be read.
+        UserError: for a k below 1, for a file that cannot be read, and for rules that the model or its data
+            cannot follow.
     """
 
-    def __init__(self, model: ServedModel, path: Path | None, k: int | None) -> None:
+    def __init__(
+        self, model: ServedModel, path: Path | None, k: int | None, rules: ListRules | None = None
+    ) -> None:
         self.model, self.path, self.k = model, path, k
         self.schema = model.snapshot.schema
         if k is not None:
@@ -85,6 +111,7 @@ class BatchScoring:
         self.inputs: dict[str, str] = {}
         if path is not None:
             self._check_file(path)
+        self.rules = None if rules in (None, ListRules()) else RulesOfModel(model, rules or ListRules())
 
     @property
     def noun(self) -> str:
@@ -103,26 +130,8 @@ class BatchScoring:
         return self.model.data.users.ids
 
     def _check_file(self, path: Path) -> None:
-        if path.suffix not in DATASET_FORMATS:
-            raise UserError(
-                f"{path} must end in one of {', '.join(DATASET_FORMATS)}; convert it to one of these, or "
-                "give --users all."
-            )
-        with explained(f"Cannot read {path}", "give another file"), path.open("rb") as file:
-            start = file.read(4)
-        if DATASET_FORMATS[path.suffix] in TEXTS and start.startswith(MARKS):
-            raise UserError(
-                f"Cannot read {path}: it is text in UTF-16 or UTF-32, and must be in UTF-8. Fix: convert it "
-                "with iconv -t UTF-8 -f UTF-16 (or UTF-32)."
-            )
-        self._dataset = self._opened(path)
+        self._dataset = dataset_of(path, self.ids, self.model)
         table = self._dataset.schema
-        missing = [column for column in self.ids if column not in table.names]
-        if missing:
-            raise UserError(
-                f"{path} has the columns {printable(', '.join(table.names))}, and no {missing[0]}; name the "
-                "columns of ids as in the data."
-            )
         if self.k is not None:
             return
         if SCORE in table.names:
@@ -133,23 +142,13 @@ class BatchScoring:
                 self.inputs[feature.name] = name
 
     def describe_inputs(self) -> str:
-        """Describe in one line the columns of pairs that count, and those that do not; "" for users."""
+        """Describe in one line the columns of pairs that count, and those that do not, or what rules read."""
         if self.k is not None or self.path is None:
-            return ""
+            return "; ".join(self.rules.notes) if self.rules else ""
         used = [*self.ids, *self.inputs.values()]
         others = [name for name in self._dataset.schema.names if name not in used]
         ignored = f", not on {printable(', '.join(others))}" if others else ""
         return f"scores depend on the columns {', '.join(used)}{ignored}"
-
-    def _opened(self, path: Path) -> pyarrow.dataset.Dataset:
-        kind: Any = DATASET_FORMATS[path.suffix]
-        if kind == "csv":
-            # "007" may be an id.
-            types = {column: _type_of(self.model, name) for column, name in self.ids.items()}
-            options = pyarrow.csv.ConvertOptions(column_types=types)
-            kind = pyarrow.dataset.CsvFileFormat(convert_options=options)
-        with _reading(path):
-            return pyarrow.dataset.dataset(path, format=kind)
 
     def job(self) -> dict[str, Any]:
         """Return what is scored; two runs with an equal one write the same files."""
@@ -157,6 +156,7 @@ class BatchScoring:
         rows = digest_of(self.path) if self.path else digest_of_bytes(all_users)
         snapshot = self.model.snapshot
         assert self.model.data is not None
+        rules = {"rules": self.rules.digests} if self.rules else {}
         return {
             "model": digest_of_manifest(snapshot.folder),
             "step": snapshot.manifest.progress.step,
@@ -165,6 +165,7 @@ class BatchScoring:
             "rows": rows,
             "k": self.k,
             "block": BLOCK,
+            **rules,
         }
 
     def blocks(self) -> Iterator[pyarrow.Table]:
@@ -216,23 +217,17 @@ class BatchScoring:
 
         first: number of rows before these.
         """
-        path = self.path
-        for column in self.ids if path else ():
-            # Arrow reads a missing text of a CSV file as an empty one.
-            lacks = [value in (None, "") or value != value for value in block[column].to_pylist()]
-            if any(lacks):
-                below = " below its header" * str(path).endswith(".csv")
-                raise UserError(
-                    f"{path} has a row without {column}, row {first + lacks.index(True) + 1}{below}; remove "
-                    "it, and start again."
-                )
+        if self.path:
+            check_rows(self.path, block, self.ids, first)
         ids = {name: block[column].to_pylist() for column, name in self.ids.items()}
         for name, given in ids.items():
             known = self.model.snapshot.known(name, given)
             self.counts.unknown[name] += len(given) - int(known.sum())
         if self.k is None:
             return self._with_scores(block, ids)
-        items, positions, scores = self.model.best(ids[self.schema.user], self.k)
+        users = ids[self.schema.user]
+        rules = self.rules.arguments(users) if self.rules else {}
+        items, positions, scores = self.model.best(users, self.k, **rules)
         user, rank = (positions >= 0).nonzero(as_tuple=True)
         item = pyarrow.array(items.ids).take(pyarrow.array(positions[user, rank].numpy()))
         added = {
@@ -240,10 +235,10 @@ class BatchScoring:
             self.schema.column_of(ITEM): item,
             SCORE: pyarrow.array(scores[user, rank].numpy()),
         }
-        users = block.select([self.schema.column_of(USER)]).take(pyarrow.array(user.numpy()))
+        rows = block.select([self.schema.column_of(USER)]).take(pyarrow.array(user.numpy()))
         for name, values in added.items():
-            users = users.append_column(name, values)
-        return users
+            rows = rows.append_column(name, values)
+        return rows
 
     def _with_scores(self, block: pyarrow.Table, ids: dict[str, list[Any]]) -> pyarrow.Table:
         told = {name: block[column].to_pylist() for name, column in self.inputs.items()}
@@ -253,6 +248,190 @@ class BatchScoring:
         for name, of_label in zip(self.schema.label_names, scores.T, strict=True):
             block = block.append_column(f"{SCORE}_{name}", pyarrow.array(np.ascontiguousarray(of_label)))
         return block
+
+
+class RulesOfModel:
+    """Rules with what they read: files, and columns of the items' table.
+
+    notes: what was read, and what of it is ignored; digests: of all of it, for the record of the job.
+
+    Raises:
+        UserError: for a file or a column that cannot be read, or has no item that can be listed, and for
+            rules that the model cannot follow.
+    """
+
+    def __init__(self, model: ServedModel, rules: ListRules) -> None:
+        check_caps(rules.at_most)
+        check_distance(rules.least_distance or 0)
+        self.model, self.rules = model, rules
+        self.schema, items = model.snapshot.schema, model.items()
+        self.positions, self.ids = items.positions, items.ids
+        # Now, so that all ranks refuse what the model cannot follow.
+        for name in rules.at_most:
+            items.categorize(name, model.values_of_items)
+        if rules.least_distance:
+            _ = items.directions
+        self.notes: list[str] = []
+        self.candidates = self._candidates()
+        self._items_of: dict[Any, np.ndarray] = {}
+        if rules.exclude:
+            self._items_of = self._excluded(rules.exclude)
+        self.digests: dict[str, Any] = {
+            "candidates": None if self.candidates is None else _digest(self.candidates),
+            "exclude": digest_of(rules.exclude) if rules.exclude else None,
+            "at_most": dict(rules.at_most),
+            "values": _digest([[*model.values_of_items(name).items()] for name in rules.at_most]),
+            "least_distance": rules.least_distance,
+        }
+
+    def arguments(self, users: Sequence[Any]) -> dict[str, Any]:
+        """Return the arguments of `ServedModel.best` for some users."""
+        nothing = np.empty(0, np.int64)
+        lists = [[self.ids[position] for position in self._items_of.get(user, nothing)] for user in users]
+        return {
+            "candidates": self.candidates,
+            "also_exclude": lists if self.rules.exclude else None,
+            "at_most": self.rules.at_most,
+            "least_distance": self.rules.least_distance,
+        }
+
+    def _candidates(self) -> list[Any] | None:
+        """Return the items that the file and the column allow, in the order of the items; None for all."""
+        rules, schema, number = self.rules, self.schema, len(self.ids)
+        allowed = np.ones(number, bool)
+        if rules.candidates:
+            column = schema.column_of(ITEM)
+            table = table_of(rules.candidates, {column: schema.item}, self.model)
+            listed, unknown = self._positions(table[column])
+            allowed[:] = False
+            allowed[listed[listed >= 0]] = True
+            if unknown:
+                self.notes.append(f"{rules.candidates} has {counted(unknown, f'unknown {schema.item}')}")
+        if rules.in_stock:
+            values = self.model.values_of_items(rules.in_stock)
+            allowed &= [_is_in_stock(rules.in_stock, values.get(item)) for item in self.ids]
+            lacking = sum(values.get(item) is None for item in self.ids)
+            if lacking:
+                self.notes.append(f"{counted(lacking, schema.item)} without {rules.in_stock}: not in stock")
+        if not (rules.candidates or rules.in_stock):
+            return None
+        if not allowed.any():
+            places = [str(rules.candidates or ""), rules.in_stock and f"the column {rules.in_stock}"]
+            raise UserError(
+                f"{' and '.join(filter(None, places))} allow none of the {number:,} {schema.items} that the "
+                f"model can list; give the ids of the column {schema.column_of(ITEM)} as in the data."
+            )
+        self.notes.append(f"{int(allowed.sum()):,} of {number:,} {schema.items} are candidates")
+        return [self.ids[position] for position in np.flatnonzero(allowed)]
+
+    def _positions(self, column: pyarrow.ChunkedArray) -> tuple[np.ndarray, int]:
+        """Return the positions of items, -1 for an unknown one, and the number of distinct unknown ones."""
+        codes, distinct = pandas.factorize(column.to_pandas())
+        # Refuses ids of another type.
+        self.model.snapshot.known(self.schema.item, distinct.tolist())
+        places = np.array([self.positions.get(each, -1) for each in distinct.tolist()], np.int64)
+        return places[codes], int((places < 0).sum())
+
+    def _excluded(self, path: Path) -> dict[Any, np.ndarray]:
+        """Return the positions of the items that each user must not get, from a file of pairs."""
+        schema, model = self.schema, self.model
+        user, item = schema.column_of(USER), schema.column_of(ITEM)
+        table = table_of(path, {user: schema.user, item: schema.item}, model)
+        positions, unknown_items = self._positions(table[item])
+        codes, distinct = pandas.factorize(table[user].to_pandas())
+        users = distinct.tolist()
+        assert model.data is not None
+        # One of the data alone may be scored too.
+        strangers = [each for each in users if each not in model.data.users.places]
+        unknown_users = len(strangers) - int(model.snapshot.known(schema.user, strangers).sum())
+        unknown = ((unknown_users, schema.user), (unknown_items, schema.item))
+        shown = [counted(number, f"unknown {name}") for number, name in unknown if number]
+        self.notes.append(", ".join([f"{path} excludes {counted(len(codes), 'pair')}", *shown]))
+        order = np.argsort(codes, kind="stable")
+        order = order[positions[order] >= 0]
+        ends = np.searchsorted(codes[order], np.arange(1, len(users)))
+        return dict(zip(users, np.split(positions[order], ends), strict=True)) if users else {}
+
+
+def _is_in_stock(column: str, value: Any) -> bool:
+    """Return True for a yes or a number above 0, False for a no, other numbers and none.
+
+    Raises:
+        UserError: for another value; names the column.
+    """
+    text = str("" if value is None else value).strip().lower()
+    if text in ("", *NO):
+        return False
+    with contextlib.suppress(ValueError):
+        return text in YES or float(text) > 0
+    raise UserError(
+        f"The column {column} must have yes or no, or numbers, got {printable(value)}; give another "
+        "--in_stock."
+    )
+
+
+def _digest(values: Any) -> str:
+    return digest_of_bytes(json.dumps(values, default=str).encode())
+
+
+def dataset_of(path: Path, ids: Mapping[str, str], model: ServedModel) -> pyarrow.dataset.Dataset:
+    """Open a file with columns of ids. ids: features of the model by these columns.
+
+    Raises:
+        UserError: when it cannot be read, or lacks one of them.
+    """
+    if path.suffix not in DATASET_FORMATS:
+        raise UserError(
+            f"{path} must end in one of {', '.join(DATASET_FORMATS)}; convert it to one of these."
+        )
+    with explained(f"Cannot read {path}", "give another file"), path.open("rb") as file:
+        start = file.read(4)
+    kind: Any = DATASET_FORMATS[path.suffix]
+    if kind in TEXTS and start.startswith(MARKS):
+        raise UserError(
+            f"Cannot read {path}: it is text in UTF-16 or UTF-32, and must be in UTF-8. Fix: convert it "
+            "with iconv -t UTF-8 -f UTF-16 (or UTF-32)."
+        )
+    if kind == "csv":
+        # "007" may be an id.
+        types = {column: _type_of(model, name) for column, name in ids.items()}
+        options = pyarrow.csv.ConvertOptions(column_types=types)
+        kind = pyarrow.dataset.CsvFileFormat(convert_options=options)
+    with _reading(path):
+        dataset = pyarrow.dataset.dataset(path, format=kind)
+    missing = [column for column in ids if column not in dataset.schema.names]
+    if missing:
+        raise UserError(
+            f"{path} has the columns {printable(', '.join(dataset.schema.names))}, and no {missing[0]}; name "
+            "the columns of ids as in the data."
+        )
+    return dataset
+
+
+def table_of(path: Path, ids: Mapping[str, str], model: ServedModel) -> pyarrow.Table:
+    """Return the columns of ids of a file, see `dataset_of`.
+
+    Raises:
+        UserError: see `dataset_of`; also for a row without an id.
+    """
+    dataset = dataset_of(path, ids, model)
+    with _reading(path):
+        table = _with_plain_texts(dataset.to_table(columns=[*ids]))
+    check_rows(path, table, ids)
+    return table
+
+
+def check_rows(path: Path, block: pyarrow.Table, columns: Iterable[str], first: int = 0) -> None:
+    """Refuse rows of a file that lack an id. first: number of rows before these."""
+    for column in columns:
+        # Arrow reads a missing text of a CSV file as an empty one.
+        lacks = [value in (None, "") or value != value for value in block[column].to_pylist()]
+        if any(lacks):
+            below = " below its header" * str(path).endswith(".csv")
+            raise UserError(
+                f"{path} has a row without {column}, row {first + lacks.index(True) + 1}{below}; remove it, "
+                "and start again."
+            )
 
 
 @contextlib.contextmanager
@@ -306,6 +485,16 @@ def describe_lists(output: Path, model: ServedModel) -> str:
     is_known = model.snapshot.known(schema.item, ids).numpy()
     spread = spread_of(listed, model.data.item_counts(), is_known, lambda place: ids[place])
     return spread.described(schema.items) if spread else f"no {schema.item} is in a list"
+
+
+def describe_short(output: Path, batch: BatchScoring) -> str:
+    """Describe in one line the users with fewer than k items; "" without one. Reads the written files."""
+    dataset = pyarrow.dataset.dataset(sorted(output.glob("part-*")))
+    number = batch.count() - dataset.count_rows(filter=pyarrow.compute.field(RANK) == batch.k)
+    if not number:
+        return ""
+    users, items = counted(number, batch.schema.user), batch.schema.items
+    return f"{users} got fewer than {batch.k} {items}: no more may be listed"
 
 
 def check_free(output: Path) -> None:
@@ -366,8 +555,8 @@ def begin(output: Path, job: dict[str, Any]) -> Path | None:
                 )
             if there != job:
                 raise UserError(
-                    f"{output} holds scores of another model, data, input or --k; give another --output, or "
-                    "remove it."
+                    f"{output} holds scores of another model, data, input, --k or rules; give another "
+                    "--output, or remove it."
                 )
             return None
         written = partial / JOB

@@ -1,10 +1,14 @@
 """Items with the highest scores for each user: exactly, block by block.
 
-Shapes: U users, N items, D numbers in a vector, E excluded pairs of a user and an item.
+Shapes: U users, N items, D numbers in a vector, E excluded pairs of a user and an item, W most categories of
+an item, C categories.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -13,6 +17,8 @@ from typing_extensions import override
 # Scores in memory at once, and users that share a block of items.
 PAIRS = 2**16
 USERS = 32
+# Cosines in memory at once, see `Near`.
+COSINES = 2**22
 
 
 class Scorer(Protocol):
@@ -87,6 +93,49 @@ def sum_of_pairs(pairs: torch.Tensor, numbers: torch.Tensor) -> Added:
     return Added(distinct, numbers.new_zeros(distinct.size(1)).index_add(0, inverse, numbers))
 
 
+class Near(NamedTuple):
+    """Items that are too similar to an item that the user had.
+
+    had: positions of users, ascending, and of items in `of_had`, int64 [2, H]; of_had, of_items: directions,
+    float32 [n, D] and [N, D]; most: largest cosine of an item that is allowed.
+    """
+
+    had: torch.Tensor
+    of_had: torch.Tensor
+    of_items: torch.Tensor
+    most: float
+
+    def block(self, blocked: torch.Tensor, first: int) -> None:
+        """Mark the items in the mask of some users, bool [U, N]. first: position of the first user."""
+        ends = torch.searchsorted(self.had[0].contiguous(), first + torch.arange(len(blocked) + 1)).tolist()
+        for user, (begin, end) in enumerate(itertools.pairwise(ends)):
+            step = max(1, COSINES // max(1, len(self.of_items)))
+            for start in range(begin, end, step):
+                some = self.of_had[self.had[1, start : min(end, start + step)]]
+                blocked[user] |= (some @ self.of_items.t()).amax(dim=0) > self.most
+
+
+class Caps(NamedTuple):
+    """Largest numbers of items of a category in a list. An item has any number of categories.
+
+    categories: of each item, int64 [N, W], ascending, with C where an item has fewer; most: of each category,
+    int64 [C + 1], the last one without a limit.
+    """
+
+    categories: torch.Tensor
+    most: torch.Tensor
+
+
+class Rules(NamedTuple):
+    """Rules of a list beside the excluded pairs; None for no such rule."""
+
+    near: Near | None = None
+    caps: Caps | None = None
+
+
+NO_RULES = Rules()
+
+
 def top_items(
     scorer: Scorer,
     users: torch.Tensor,
@@ -94,36 +143,68 @@ def top_items(
     k: int,
     excluded: torch.Tensor,
     added: Added = NOTHING_ADDED,
+    rules: Rules = NO_RULES,
 ) -> torch.Tensor:
     """Return the items with the k highest scores of each user, int64 [U, min(k, N)]; -1 where fewer are left.
 
     Of equal scores the earlier item counts as higher. excluded: indices of users and of items, int64 [2, E].
+    With caps, an item is in the list if each of its categories has room after the items before it.
     """
-    parts = [torch.zeros(0, min(k, len(items)), dtype=torch.int64)]
+    parts, k = [torch.zeros(0, min(k, len(items)), dtype=torch.int64)], min(k, len(items))
     for begin in range(0, len(users), USERS):
-        some = users[begin : begin + USERS]
-        here = (excluded[0] >= begin) & (excluded[0] < begin + USERS)
-        user, item = excluded[:, here]
-        more = added.of_users(begin, begin + USERS)
-        parts.append(_top_items(scorer, some, items, k, (user - begin, item), more))
+        some, more = users[begin : begin + USERS], added.of_users(begin, begin + USERS)
+        blocked = torch.zeros(len(some), len(items), dtype=torch.bool)
+        user, item = excluded[:, (excluded[0] >= begin) & (excluded[0] < begin + USERS)]
+        blocked[user - begin, item] = True
+        if rules.near:
+            rules.near.block(blocked, begin)
+        search = functools.partial(_top_items, scorer, some, items, blocked, more)
+        parts.append(_capped(search, blocked, k, rules.caps) if rules.caps else search(k))
     return torch.cat(parts)
+
+
+def _capped(search: Callable[[int], torch.Tensor], blocked: torch.Tensor, k: int, caps: Caps) -> torch.Tensor:
+    """Return the first k items of each user in the order of scores that the caps leave, int64 [U, k].
+
+    search: returns the best items that are not in the mask `blocked`, bool [U, N], which is changed.
+    """
+    lists = torch.full((len(blocked), k), -1)
+    lengths, room = torch.zeros(len(blocked), dtype=torch.int64), caps.most.repeat(len(blocked), 1)
+    number, num_items = k, blocked.shape[1]
+    while k:
+        found = search(number)
+        for item in found.t():
+            categories = caps.categories[item.clamp(min=0)]
+            fits = (item >= 0) & (lengths < k) & (room.gather(1, categories) > 0).all(dim=1)
+            lists[fits, lengths[fits]] = item[fits]
+            lengths += fits
+            room.scatter_add_(1, categories, -fits.long().unsqueeze(1).expand_as(categories))
+        if bool(((lengths == k) | (found[:, -1] < 0)).all()):
+            break
+        # Whatever was found is in the list or in a full category, so the next search begins after it.
+        user, place = (lists >= 0).nonzero(as_tuple=True)
+        blocked[user, lists[user, place]] = True
+        is_full = room <= 0
+        for column in caps.categories.t():
+            blocked |= is_full[:, column]
+        # Few searches also where a full category has most of the best items.
+        number = min(2 * number, num_items)
+    return lists
 
 
 def _top_items(
     scorer: Scorer,
     users: torch.Tensor,
     items: torch.Tensor,
-    k: int,
-    excluded: tuple[torch.Tensor, torch.Tensor],
+    blocked: torch.Tensor,
     added: Added,
+    k: int,
 ) -> torch.Tensor:
-    user, item = excluded
     best, positions = users.new_zeros(len(users), 0), torch.zeros(len(users), 0, dtype=torch.int64)
     step = max(1, PAIRS // len(users))
     for begin in range(0, len(items), step):
         scores = added.into(scorer.score_all(users, items[begin : begin + step]), begin)
-        here = (item >= begin) & (item < begin + step)
-        scores[user[here], item[here] - begin] = -torch.inf
+        scores = scores.masked_fill(blocked[:, begin : begin + step], -torch.inf)
         numbers = torch.arange(begin, begin + scores.shape[1]).expand_as(scores)
         if best.shape[1] == k:
             # Of equal scores the earlier item counts, so only a higher one, or NaN, can still come in.

@@ -8,11 +8,13 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from recsuite.datasets.schema import HISTORY, ITEM, Schema
@@ -20,7 +22,7 @@ from recsuite.errors import UserError, printable
 from recsuite.hooks import extra
 from recsuite.models.heads import TwoSided
 from recsuite.models.inputs import Inputs, Members
-from recsuite.models.retrieval import NOTHING_ADDED, Added, mask_excluded, sum_of_pairs
+from recsuite.models.retrieval import NOTHING_ADDED, Added, Caps, mask_excluded, sum_of_pairs
 from recsuite.models.rows import FeatureRows
 from recsuite.models.tasks import first_label
 from recsuite.serving.request import check_ids, members_of
@@ -28,6 +30,8 @@ from recsuite.serving.snapshot import FoundKeys, ServedRows, Snapshot
 
 # Inputs of a model without vectors for users, or for items.
 Side = tuple[FeatureRows, Inputs]
+# More than any number of items in a list.
+NO_LIMIT = 2**62
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,8 @@ class Items:
 
     ids: raw ids; keys: of the items, int64 [N], see `FoundKeys`; vectors: float32 [N, D], of `head`, or
     positions, int64 [N], see `Pairs`; kind: type of the raw ids in the training; kept: the index, shared with
-    other models; None if these are candidates and not all items; side: inputs of a model without vectors.
+    other models; None if these are candidates and not all items; side: inputs of a model without vectors;
+    categories: by feature, see `categories_of`, computed when first asked for.
     """
 
     head: Any
@@ -99,6 +104,7 @@ class Items:
     kind: type[Any] | None
     kept: IndexCache | None
     side: Side | None = None
+    categories: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     def with_users(self, snapshot: Snapshot, users: Side) -> Items:
         """Return the items of a model without vectors, with a head that scores them for some users."""
@@ -119,8 +125,8 @@ class Items:
         """
         if self.side is not None:
             raise UserError(
-                "similar_items requires vectors of items, and this model has none. Fix: make it a "
-                "subclass of recsuite.TwoSided."
+                "similar_items and least_distance require vectors of items, and this model has none. Fix: "
+                "make it a subclass of recsuite.TwoSided."
             )
         return torch.nn.functional.normalize(self.vectors[:, 1:], dim=1)
 
@@ -149,9 +155,21 @@ class Items:
         positions = sorted(self.positions[item] for item in wanted & self.positions.keys())
         ids = [self.ids[position] for position in positions]
         which = torch.tensor(positions, dtype=torch.int64)
+        categories = {name: numbers[which] for name, numbers in self.categories.items()}
         return dataclasses.replace(
-            self, ids=ids, keys=self.keys[which], vectors=self.vectors[which], kept=None
+            self,
+            ids=ids,
+            keys=self.keys[which],
+            vectors=self.vectors[which],
+            kept=None,
+            categories=categories,
         )
+
+    def categorize(self, name: str, value_of: Callable[[str], Mapping[Any, Any]]) -> None:
+        """Compute the categories of a feature. value_of: returns raw id to value; may lack items."""
+        if name not in self.categories:
+            values = value_of(name)
+            self.categories[name] = categories_of(name, [values.get(item) for item in self.ids])
 
     def pairs(self, lists: Sequence[Any], name: str) -> torch.Tensor:
         """Return positions of users and items, int64 [2, E], from a list of raw ids for each user.
@@ -222,6 +240,45 @@ class Items:
         ]
 
 
+def categories_of(name: str, values: Sequence[Any]) -> torch.Tensor:
+    """Return the numbers of the categories of each item, int64 [N, W], with -1 where an item has fewer.
+
+    values: of a feature; each is a category, a list is several, and None or an empty list is none.
+
+    Raises:
+        UserError: for values that are vectors; names the feature.
+    """
+    numbers, lists = dict[Any, int](), list[list[int]]()
+    for value in values:
+        if isinstance(value, np.ndarray):
+            raise UserError(f"at_most takes features with categories, and {name} has vectors; name another.")
+        entries = value if isinstance(value, list | tuple) else [value]
+        # NaN is missing too.
+        own = {
+            numbers.setdefault(each, len(numbers)) for each in entries if each is not None and each == each
+        }
+        lists.append([*own])
+    lengths = torch.tensor([*map(len, lists)], dtype=torch.int64)
+    table = torch.full((len(lists), max(map(len, lists), default=0)), -1)
+    table[torch.arange(table.shape[1]) < lengths.unsqueeze(1)] = torch.tensor(
+        [*itertools.chain(*lists)], dtype=torch.int64
+    )
+    return table
+
+
+def caps_of(categories: Mapping[str, torch.Tensor], at_most: Mapping[str, int]) -> Caps | None:
+    """Return limits on the categories of some features; None without one. categories: see `categories_of`."""
+    parts, most = list[torch.Tensor](), list[int]()
+    for name, limit in at_most.items():
+        numbers = categories[name]
+        parts.append(numbers.where(numbers < 0, numbers + len(most)))
+        most += [limit] * (int(numbers.max()) + 1 if numbers.numel() else 0)
+    if not parts:
+        return None
+    numbers = torch.cat(parts, dim=1)
+    return Caps(numbers.where(numbers >= 0, len(most)), torch.tensor([*most, NO_LIMIT]))
+
+
 @dataclass(frozen=True)
 class LocatedItems:
     """Items with the keys of their rows, by feature, and dense numbers, float32 [N, numbers].
@@ -255,6 +312,11 @@ class Catalogue:
         self._described: LocatedItems | None = None
         self._located: LocatedItems | None = None
         self._items: Items | None = None
+
+    @property
+    def values(self) -> Mapping[str, Sequence[Any]]:
+        """Values of the features that were described; empty without a description."""
+        return self._values or {}
 
     def items(self, snapshot: Snapshot) -> Items:
         """Return the items with their vectors in a model. Computed once for each model; hold its lock."""

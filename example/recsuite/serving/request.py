@@ -295,16 +295,27 @@ def lists_of(
         pairs = zip(values[HISTORY], values.get(HISTORY_RATINGS, nothing), strict=True)
         own = (1, schema.event_types[0])
         return [[item for item, given in zip(*mine, strict=True) if given in own] for mine in pairs]
-    if isinstance(exclude, (str, bytes, Mapping)) or not isinstance(exclude, Sequence):
+    return each_list("exclude", exclude, num_users, schema, f'"{SEEN}", None, or ')
+
+
+def each_list(name: str, lists: Any, num_users: int, schema: Schema, others: str = "") -> Sequence[Any]:
+    """Return lists of items, after a check that there is one for each user.
+
+    others: other values that the argument takes, for the message.
+
+    Raises:
+        UserError: when there is not one for each user; `name` says whose.
+    """
+    if isinstance(lists, (str, bytes, Mapping)) or not isinstance(lists, Sequence):
         raise UserError(
-            f'exclude takes "{SEEN}", None, or a list of {schema.items} for each {schema.user}, and got '
-            f"{printable(repr(exclude))}."
+            f"{name} takes {others}a list of {schema.items} for each {schema.user}, and got "
+            f"{printable(repr(lists))}."
         )
-    if len(exclude) != num_users:
+    if len(lists) != num_users:
         raise UserError(
-            f"exclude has {len(exclude)} lists for {counted(num_users, schema.user)}; give one for each."
+            f"{name} has {len(lists)} lists for {counted(num_users, schema.user)}; give one for each."
         )
-    return exclude
+    return lists
 
 
 def check_items(values: Mapping[str, Sequence[Any]], features: Sequence[Feature], schema: Schema) -> None:
@@ -339,3 +350,32 @@ def check_k(k: Any, name: str = "k") -> None:
     """Refuse a k, or another number of items, that is not a whole number from 1 on."""
     if isinstance(k, bool) or not isinstance(k, numbers.Integral) or k < 1:
         raise UserError(f"{name} must be a whole number of at least 1, got {printable(repr(k))}.")
+
+
+def check_caps(at_most: Any) -> None:
+    """Refuse what is no name of a feature with a whole number from 1 on for each.
+
+    Raises:
+        UserError: names what it got.
+    """
+    if not isinstance(at_most, Mapping) or not all(isinstance(name, str) for name in at_most):
+        raise UserError(
+            f'at_most takes features with numbers, such as {{"category": 3}}, and got '
+            f"{printable(repr(at_most))}."
+        )
+    for name, limit in at_most.items():
+        check_k(limit, f"at_most of {printable(name)}")
+
+
+def check_distance(distance: Any) -> None:
+    """Refuse a least distance that is not a number from 0 to 2.
+
+    Raises:
+        UserError: with the limits.
+    """
+    # NaN is in no range.
+    if isinstance(distance, bool) or not isinstance(distance, int | float) or not 0 <= distance <= 2:
+        raise UserError(
+            f"least_distance must be between 0 and 2, got {printable(repr(distance))}. Fix: give 1 minus the "
+            "largest cosine, such as 0.2."
+        )

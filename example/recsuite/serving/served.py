@@ -29,22 +29,26 @@ from recsuite.checkpoint.folder import BEST, best_in, newest_in, seen_in
 from recsuite.checkpoint.format import digest_of_manifest
 from recsuite.checkpoint.origin import ORIGIN, check_origin
 from recsuite.datasets.schema import EVENT, HISTORY, USER
+from recsuite.errors import UserError, printable
 from recsuite.files import resolved
 from recsuite.models.heads import TwoSided
 from recsuite.models.inputs import Inputs
-from recsuite.models.retrieval import InnerProduct, ranked, top_items
+from recsuite.models.retrieval import InnerProduct, Near, Rules, ranked, top_items
 from recsuite.models.tasks import ModelMaker
 from recsuite.places import folder_at
-from recsuite.serving.catalogue import Catalogue, IndexCache, Items, described
+from recsuite.serving.catalogue import Catalogue, IndexCache, Items, caps_of, described
 from recsuite.serving.reader import put, read_change, read_settled, read_snapshot
 from recsuite.serving.request import (
     AS_TRAINED,
     HISTORY_AGES,
     HISTORY_RATINGS,
     SEEN,
+    check_caps,
+    check_distance,
     check_items,
     check_k,
     check_values,
+    each_list,
     is_own_of,
     length_of,
     lists_of,
@@ -241,6 +245,9 @@ class ServedModel:
         exclude: str | Sequence[Any] | None = AS_TRAINED,
         candidates: Sequence[Any] | None = None,
         approximate: bool = False,
+        also_exclude: Sequence[Any] | None = None,
+        at_most: Mapping[str, int] | None = None,
+        least_distance: float | None = None,
     ) -> list[list[tuple[Any, float]]]:
         """Return for each of U users the k items with the highest scores, best first.
 
@@ -259,6 +266,12 @@ class ServedModel:
             candidates: Raw ids of the only items that may be recommended, for all users; without it all
                 items. Ids that were not in the training are ignored.
             approximate: Search an index of faiss instead of all items, see `recall`; deltas update it.
+            also_exclude: A list of raw ids for each user, beside those of `exclude`.
+            at_most: Feature of items, or column of the item table, to the largest number of items of each of
+                its categories in a list. An item counts in each category of a list, and in none without a
+                value. From the highest score on, an item is taken if all its categories have room.
+            least_distance: Excludes items that are nearer to one that the user had, as "seen" has them; from
+                0 to 2, 1 minus the cosine of `similar_items`.
 
         Returns:
             U lists of pairs of raw id and score, shorter than k if fewer items are left, all of one snapshot.
@@ -266,13 +279,25 @@ class ServedModel:
             Items with equal scores are in the order of `describe_items`, or else of the vocabulary.
 
         Raises:
-            UserError: As `score`; for a k below 1, for lists that are not one for each user, and for an
-                approximate search among candidates, of a model that is not for ranking, or without faiss.
+            UserError: As `score`; for a k below 1, for lists that are not one for each user, for a feature
+                that is not known, for a distance without vectors or without items that users had, and for an
+                approximate search with candidates, `at_most` or `least_distance`, of a model that is not for
+                ranking, or without faiss.
 
         Example:
             model.recommend(events=[[(1, 4.5), (3, 2.0)]], k=5)      # [[(item, score), ...]]
         """
-        items, positions, scores = self.best(users, k, events, exclude, candidates, approximate)
+        items, positions, scores = self.best(
+            users,
+            k,
+            events=events,
+            exclude=exclude,
+            candidates=candidates,
+            approximate=approximate,
+            also_exclude=also_exclude,
+            at_most=at_most,
+            least_distance=least_distance,
+        )
         return items.named(positions, scores)
 
     @torch.inference_mode()
@@ -280,10 +305,14 @@ class ServedModel:
         self,
         users: Sequence[Any] | Mapping[str, Sequence[Any]] | None,
         k: int,
+        *,
         events: Sequence[Sequence[Any]] | None = None,
         exclude: str | Sequence[Any] | None = AS_TRAINED,
         candidates: Sequence[Any] | None = None,
         approximate: bool = False,
+        also_exclude: Sequence[Any] | None = None,
+        at_most: Mapping[str, int] | None = None,
+        least_distance: float | None = None,
     ) -> tuple[Items, torch.Tensor, torch.Tensor]:
         """Return what `recommend` does as tensors; the arguments and errors are those of `recommend`.
 
@@ -293,24 +322,69 @@ class ServedModel:
         """
         schema = self._snapshot.schema
         check_k(k)
+        check_caps(at_most := {} if at_most is None else at_most)
+        check_distance(least_distance := 0 if least_distance is None else least_distance)
+        if approximate and (at_most or least_distance):
+            raise UserError("approximate excludes at_most and least_distance; give one of them.")
         if not isinstance(users, Mapping):
             users = {} if users is None else {schema.user: users}
         values = values_of_users(self._completed(users, events), events, schema)
         data, had = self._data, users.get(HISTORY, events)
-        if data and had is None and schema.user in users and rule_of(exclude, schema) == SEEN:
-            # The history of a model may be shorter than all the user's items.
-            exclude = data.seen_items(users[schema.user])
+        # The history of a model may be shorter than all the user's items.
+        is_known = data is not None and had is None and schema.user in users
+        seen: Any = data.seen_items(users[schema.user]) if data and is_known else SEEN
         vectors, items, of_history = self._parts_of(values)
+        for name in at_most:
+            items.categorize(name, self.values_of_items)
+        near = None
+        if least_distance:
+            if not is_known and HISTORY not in values:
+                raise UserError(
+                    f"least_distance requires the {schema.items} that each {schema.user} had. Fix: give "
+                    "events, or --data_path (in Python: ServedModel.open(..., data_path=...))."
+                )
+            pairs = items.pairs(lists_of(seen, values, len(vectors), schema), HISTORY)
+            near = Near(pairs, items.directions, items.directions, 1 - least_distance)
         if candidates is not None:
             items = items.only(candidates)
+            near = near and near._replace(of_items=items.directions)
         added = items.added(values.get(HISTORY, ()), of_history)
-        left_out = items.pairs(lists_of(exclude, values, len(vectors), schema), "exclude")
+        rule = rule_of(exclude, schema)
+        lists = lists_of(seen if rule == SEEN else rule, values, len(vectors), schema)
+        left_out = items.pairs(lists, "exclude")
+        if also_exclude is not None:
+            lists = each_list("also_exclude", also_exclude, len(vectors), schema)
+            left_out = torch.cat([left_out, items.pairs(lists, "also_exclude")], dim=1)
         if approximate:
             positions = items.near(vectors, k, left_out, added=added)
         else:
-            positions = top_items(items.head, vectors, items.vectors, k, left_out, added)
+            rules = Rules(near, caps_of(items.categories, at_most))
+            positions = top_items(items.head, vectors, items.vectors, k, left_out, added, rules)
         positions, scores = ranked(items.head, vectors, items.vectors, positions, added)
         return items, positions[:, :k], scores[:, :k]
+
+    def values_of_items(self, name: str) -> dict[Any, Any]:
+        """Return the values of a feature as described, or else those of a column of the data.
+
+        Args:
+            name: Of a feature of items, or a column of their table.
+
+        Returns:
+            Raw id to value; None for an item without one.
+
+        Raises:
+            UserError: When there is no such feature or column.
+        """
+        schema, described, data = self._snapshot.schema, self._catalogue.values, self._data
+        if name in described:
+            return dict(zip(described[schema.item], described[name], strict=True))
+        if data and name in data.items.names:
+            return dict(zip(data.items.ids, data.items.named(name), strict=True))
+        names = sorted({*described, *(data.items.names if data else ())} - {schema.item})
+        raise UserError(
+            f"The {schema.items} have no feature or column {printable(name)}; they have "
+            f"{printable(', '.join(names)) or 'none'}. Fix: describe them, or give the data of the training."
+        )
 
     def _completed(self, values: Any, events: Any = None) -> Any:
         """Return values with what the data add for users and items given by ids; given values come first."""

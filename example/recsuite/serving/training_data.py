@@ -74,14 +74,26 @@ class KnownFeatures:
     """Features of users or items from the tables of the data."""
 
     def __init__(self, frame: pandas.DataFrame, schema: Schema, entity: str) -> None:
-        self.name = schema.name_of(entity)
+        self.name, self._frame = schema.name_of(entity), frame
         self.values = {
-            feature.name: [None if _is_missing(value) else value for value in frame[feature.column].tolist()]
+            feature.name: self._column(feature.column)
             for feature in schema.features
             if feature.entity == entity and feature.column in frame
         }
         self.ids: list[Any] = self.values[self.name]
         self.places = {id_: position for position, id_ in enumerate(self.ids)}
+
+    def _column(self, column: str) -> list[Any]:
+        return [None if _is_missing(value) else value for value in self._frame[column].tolist()]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the features, and of further columns of the table, see `named`."""
+        return sorted({*self.values, *map(str, self._frame.columns)})
+
+    def named(self, name: str) -> list[Any]:
+        """Return the values of a feature, or else of a column of the table, in the order of `ids`."""
+        return self.values[name] if name in self.values else self._column(name)
 
     def of(self, ids: Sequence[Any]) -> dict[str, Any]:
         """Return the features of some ids; only the id for an id that is not in the data."""
@@ -180,7 +192,9 @@ class ServedData:
     features: TrainingFeatures
 
 
-def data_at(snapshot: Snapshot, data_path: str, save_dir: str) -> ServedData:
+def data_at(
+    snapshot: Snapshot, data_path: str, save_dir: str, item_columns: Sequence[str] = ()
+) -> ServedData:
     """Return the data of a model's training in a folder or file, see `read_training_data`.
 
     save_dir: of the model, for messages.
@@ -188,13 +202,16 @@ def data_at(snapshot: Snapshot, data_path: str, save_dir: str) -> ServedData:
     given = {"data_path": data_path, "save_dir": save_dir}
     config = Config.of(**given, load=NEWEST)
     config.validate()
-    return read_training_data(snapshot, config, given)
+    return read_training_data(snapshot, config, given, item_columns)
 
 
-def read_training_data(snapshot: Snapshot, config: Config, given: Collection[str]) -> ServedData:
+def read_training_data(
+    snapshot: Snapshot, config: Config, given: Collection[str], item_columns: Sequence[str] = ()
+) -> ServedData:
     """Read the data of a model's training, and print their folder.
 
-    given: the flags of the command line, which take precedence over those in the checkpoint.
+    given: the flags of the command line, which take precedence over those in the checkpoint. item_columns:
+    columns of the items that are read besides those of features.
 
     Raises:
         UserError: when the data cannot be obtained, or are not those of the model.
@@ -210,7 +227,7 @@ def read_training_data(snapshot: Snapshot, config: Config, given: Collection[str
             f"{source.folder} has events of the types {printable(here)}, and the model was trained with "
             f"{printable(there)}; give the --data_path and the schema of its training."
         )
-    raw = read(source, config.data)
+    raw = read(source.with_item_columns(item_columns) if item_columns else source, config.data)
     for entity, frame in zip(ENTITIES, (raw.users, raw.items), strict=True):
         name, column = schema.name_of(entity), schema.column_of(entity)
         if column not in frame:

@@ -18,7 +18,7 @@ from recsuite.config.sections import DataConfig
 from recsuite.datasets import arrays
 from recsuite.datasets.columns import load_columns
 from recsuite.datasets.preparation.cache import open_columns
-from recsuite.datasets.schema import Codes, Events, RawData
+from recsuite.datasets.schema import ITEM, Codes, Events, RawData
 from recsuite.datasets.tables import formats, parts
 from recsuite.datasets.tables.files import find_tables
 from recsuite.datasets.tables.reading import read_tables
@@ -32,8 +32,10 @@ from recsuite.datasets.tables.sections import (
     UserColumn,
     WeightColumn,
 )
+from recsuite.datasets.tables.source import TableSource
 from recsuite.errors import UserError
 from recsuite.extras.guess.writer import write_schema
+from recsuite.serving.training_data import KnownFeatures
 from tests.support.tables import ENDS, write
 
 DAY = 1_795_132_800
@@ -664,3 +666,35 @@ def test_a_column_may_have_any_name(tmp_path: Path, end: str) -> None:
     columns_of = open_columns(config, "launch")
     assert columns_of.schema.title == f"title{odd}"
     assert load_columns(Path(columns_of.folder), tmp_path, columns_of.schema)[1] == ""
+
+
+@pytest.mark.parametrize("end", ["csv", "parquet"])
+def test_a_column_of_the_items_is_read_without_becoming_a_feature(tmp_path: Path, end: str) -> None:
+    columns = {
+        "sku": ["b", "a", "c"],
+        "stock": [3, 0, None],
+        "on_sale": [True, False, None],
+        "price": [1, 2, 3],
+    }
+    write(tmp_path / f"items.{end}", pyarrow.table(columns))
+    write(
+        tmp_path / "events.csv", pyarrow.table({"user": ["x", "y"], "item": ["a", "b"], "kind": ["p", "q"]})
+    )
+    features = {"stock": FeatureColumn("item", "price", "number")}
+    schema = dataclasses.replace(PLAIN, item=ItemColumn("item", table_column="sku"), features=features)
+    tables = find_tables(tmp_path, schema.files)
+    source = TableSource(tmp_path, tables, schema, DataConfig(), schema.schema())
+    more = source.with_item_columns(["stock", "on_sale", "kind", "price"])
+    assert more.schema == source.schema
+    items = KnownFeatures(more.read().items, source.schema, ITEM)
+    assert items.values == {"item": ["a", "b", "c"], "stock": [2, 1, 3]}
+    # By the name of a feature, or else of a column.
+    named = {name: items.named(name) for name in ("stock", "price", "on_sale", "kind")}
+    assert named == {
+        "stock": [2, 1, 3],
+        "price": [2, 1, 3],
+        "on_sale": ["false", "true", None],
+        "kind": ["p", "q", None],
+    }
+    with pytest.raises(UserError, match="table of items has no column colour; it has sku, stock, on_sale, p"):
+        source.with_item_columns(["colour"])

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from typing_extensions import Self
+
 from recsuite.config.sections import DataConfig
-from recsuite.datasets.schema import RawData, Schema
+from recsuite.datasets.schema import ITEM, RawData, Schema
 from recsuite.datasets.tables.files import File, Tables, find_tables, schema_path
 from recsuite.datasets.tables.schema_file import IncompleteSchemaError, read_schema
-from recsuite.datasets.tables.sections import TableSchema
+from recsuite.datasets.tables.sections import CATEGORY, EVENTS, ITEMS, FeatureColumn, TableSchema
 from recsuite.datasets.tables.validation import validate
 from recsuite.errors import UserError, printable
 from recsuite.files import explained, locked, replace_file
@@ -84,6 +86,27 @@ class TableSource:
     def files(self) -> list[TableFile]:
         """Files that `read` reads."""
         return [TableFile(file, self.tables.name_of(file)) for file in self.tables.files]
+
+    def with_item_columns(self, columns: Sequence[str]) -> Self:
+        """Return the tables with further columns of items in `RawData.items`, which are no features.
+
+        Raises:
+            UserError: when neither the table of items nor that of events has one of them.
+        """
+        from recsuite.datasets.tables.formats import columns_of
+
+        features, by_role = dict(self.table_schema.features), columns_of(self.tables)
+        known = {*by_role.get(ITEMS, ()), *by_role[EVENTS]}
+        taken = {self.schema.title, self.schema.column_of(ITEM)}
+        taken |= {each.column for each in features.values() if each.of == ITEM}
+        for column in columns:
+            if column not in known | taken:
+                has = printable(", ".join(by_role.get(ITEMS, by_role[EVENTS])))
+                raise UserError(f"The table of items has no column {printable(column)}; it has {has}.")
+            if column not in taken:
+                # A name that no feature has: it is that of a column.
+                features[f"column {column}"] = FeatureColumn(ITEM, column, CATEGORY)
+        return replace(self, table_schema=replace(self.table_schema, features=features))
 
     def read(self, parts_folder: Path | None = None) -> RawData:
         """Read all files. parts_folder: see `reading.read_tables`.
