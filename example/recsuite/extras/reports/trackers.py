@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import override
 
@@ -134,11 +134,28 @@ def numbers(mapping: Mapping[str, Any], before: str = "") -> Iterator[tuple[str,
             yield f"{before}{name}", value
 
 
+def tag_of(name: str) -> str:
+    """Return the name of a metric in TensorBoard; "" for a number that needs no plot.
+
+    TensorBoard sorts groups by name and opens the first two: losses and metrics of each pass, then each step.
+    """
+    kind, _, rest = name.partition("/")
+    if name == "epoch":
+        return ""
+    if kind == "test":
+        return name
+    if name == "loss" or kind == "learning_rate":
+        return f"steps/{name}"
+    return f"metrics/{name}" if rest or name == "train_loss" else f"time/{name}"
+
+
 class TensorBoardTracker(Tracker):
-    """Write files for TensorBoard, with flags as a text. A resumed training continues its curves.
+    """Write files for TensorBoard, with flags as hyperparameters and as a text.
+
+    A resumed training continues its curves.
 
     Args:
-        folder: The folder for `tensorboard --logdir`.
+        folder: The folder for `tensorboard --logdir`; each training has a folder in it.
 
     Raises:
         UserError: When tensorboard is not installed.
@@ -155,11 +172,21 @@ class TensorBoardTracker(Tracker):
     @override
     def begin(self, params: Mapping[str, Any], run: str, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
 
         with explained(f"Cannot write TensorBoard's files to {self.folder}", "give another folder"):
-            # Points of an earlier training from this step on are hidden: a resumed training continues its
-            # curves, a new one starts its own.
-            self._writer: SummaryWriter = SummaryWriter(str(self.folder), purge_step=step)
+            # A folder for each training, as TensorBoard keeps the first hyperparameters of a folder. When a
+            # training is resumed, its points from this step on are hidden.
+            self._writer: SummaryWriter = SummaryWriter(str(Path(self.folder, run[:8])), purge_step=step)
+        # A bool is an int, and would be shown as a number.
+        values = {
+            name: value if type(value) in (int, float) else str(value) for name, value in params.items()
+        }
+        # Without the list of their names: TensorBoard makes that of all trainings in a folder.
+        _, start, self._finished = hparams(values, {})
+        # In torch's annotations it is None.
+        self._file = cast(Any, self._writer.file_writer)
+        self._file.add_summary(start)
         rows = [f"| --{name} | `{value}` |" for name, value in params.items()]
         self._writer.add_text("config", "\n".join(["| flag | value |", "| --- | --- |", *rows]), step)
 
@@ -167,11 +194,14 @@ class TensorBoardTracker(Tracker):
     def log(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
         for step, values in metrics.items():
             for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
+                if tag := tag_of(name):
+                    self._writer.add_scalar(tag, value, step)
         self._writer.flush()
 
     @override
     def end(self, status: str) -> None:
+        if status == "finished":
+            self._file.add_summary(self._finished)
         self._writer.close()
 
 
