@@ -742,12 +742,13 @@ def _types_among(
     events: pa.Table, contents: Mapping[str, Content], owners: Sequence[str]
 ) -> dict[str, Content]:
     """Return the columns with few texts or codes that are no property of users or items."""
+    groups = [groups_of(events[of]) for of in owners]
     return {
         name: content
         for name, content in contents.items()
         if 2 <= content.distinct <= MOST_TYPES
         if content.kind == "text" or (content.kind == "number" and content.is_whole and is_of_types(name))
-        if not any(is_constant(events, name, of) for of in owners)
+        if content.codes is not None and not any(is_property(content.codes, each) for each in groups)
     }
 
 
@@ -1134,7 +1135,12 @@ def groups_of(column: pa.ChunkedArray) -> IdGroups:
 
 def is_constant(table: pa.Table, column: str, within: str) -> bool:
     """True if a column has one value for each value of another column, with few contradictions."""
-    number = contradictions(codes_of(table[column]), groups_of(table[within]))
+    return is_property(codes_of(table[column]), groups_of(table[within]))
+
+
+def is_property(values: np.ndarray, groups: IdGroups) -> bool:
+    """True if `contradictions` finds a property of the id."""
+    number = contradictions(values, groups)
     return number is not None and number < math.inf
 
 

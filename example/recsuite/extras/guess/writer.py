@@ -225,8 +225,7 @@ def _sections(
     if left_out:
         yield LEFT_OUT
     for omission in left_out[:MOST_FEATURES]:
-        name, section = omission.section
-        written = _section_text(name, _keys_of(section))
+        written = _section_text(omission.section[0], _keys_of(omission.section[1]))
         lines = [f"{printable(omission.why)}; values, say: {printable(omission.values)}"]
         yield "\n" + _commented([*lines, *written.split("\n")[:-1]])
     if len(left_out) > MOST_FEATURES:
