@@ -269,7 +269,9 @@ def end_on_ctrl_c() -> None:
 
 
 def _leave_to_thread(number: int, frame: FrameType | None) -> None:
-    """Do nothing: the thread of `end_on_ctrl_c` ends the process."""
+    # Meanwhile the thread of `end_on_ctrl_c` ends the process. The main thread must not reach its end first.
+    time.sleep(2 * MESSAGE_SECONDS)
+    os._exit(exit_status_of_signal(number))
 
 
 def _await_first(reader: int, speaks: bool) -> None:
