@@ -25,7 +25,16 @@ from recsuite.config.parser import parse_args
 from recsuite.datasets.movielens.source import SCHEMA
 from recsuite.datasets.schema import COUNT, RATING, Events, RawData
 from recsuite.errors import UserError
-from recsuite.extras.recommend.recommend import DAMPING, MOST_SHOWN, Viewer, open_viewer, page, popular
+from recsuite.extras.recommend.recommend import (
+    DAMPING,
+    MOST_SHOWN,
+    MOST_USERS,
+    Viewer,
+    describe_few,
+    open_viewer,
+    page,
+    popular,
+)
 from recsuite.serving.served import ServedModel
 from recsuite.serving.snapshot import IdTable
 from recsuite.serving.training_data import TrainingFeatures, _check_ids, with_data_flags
@@ -303,6 +312,29 @@ def test_follow_prints_again_for_a_newer_checkpoint_and_ends_on_sigint(
     assert re.search(r"^latest: step 12, \d+ (s|min) old$", second, re.MULTILINE)
     assert rows_of(first) != rows_of(second)
     assert (process.returncode, output, errors) == (0, "", "")
+
+
+def test_lists_of_few_items_for_many_users_come_with_advice(
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    viewer = viewer_of(model, "1")
+
+    def give(shift: int) -> None:
+        """Give each user the items of the one before, but for the first ones."""
+
+        def recommend(users: list[int], top: int) -> list[list[tuple[int, float]]]:
+            assert 5 <= len(users) <= MOST_USERS
+            assert all(model.knows("user", user) for user in users)
+            return [[(shift * place + item, 1.0) for item in range(top)] for place in range(len(users))]
+
+        monkeypatch.setattr(model, "recommend", recommend)
+
+    give(0)
+    few = describe_few(model, viewer, 5)
+    assert " hold 5 of " in few
+    assert few.endswith(model.snapshot.task.few_listed)
+    give(5)
+    assert describe_few(model, viewer, 5) == ""
 
 
 def read_page(stream: Any) -> str:

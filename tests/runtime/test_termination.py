@@ -33,6 +33,61 @@ with Termination(timedelta(seconds=60)).handling_signals():
 """
 
 
+# A script that waits in C++, in a handler of its own, or where the first rank says so.
+SCRIPT = """
+import os, signal, sys, time
+from datetime import timedelta
+import torch.distributed as dist
+from recsuite.tools.script import run_script
+
+def main():
+    if "own" in sys.argv:
+        signal.signal(signal.SIGINT, lambda number, frame: print("its own", flush=True))
+        print("waits", flush=True)
+        time.sleep(2)
+        return 3
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    print("waits", flush=True)
+    store.wait(["what nobody sets"], timedelta(seconds=60))
+
+if __name__ == "__main__":
+    run_script(main)
+"""
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("script") / "some_script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def interrupted(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """The status and the output of a waiting process after a Ctrl-C."""
+    wait_for(process, "waits")
+    # Until it is inside.
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    return process.returncode, output, errors
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_a_ctrl_c_ends_a_script_with_status_130_and_one_sentence_of_its_first_rank(
+    local_rank: int, script: Path
+) -> None:
+    launched = {"RANK": str(local_rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": "2"}
+    launched |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    with started([sys.executable, str(script)], env=launched) as process:
+        said = "some_script.py: ended by Ctrl-C\n" * (local_rank == 0)
+        assert interrupted(process) == (128 + signal.SIGINT, "", said)
+
+
+def test_a_handler_of_the_script_receives_the_ctrl_c(script: Path) -> None:
+    with started([sys.executable, str(script), "own"]) as process:
+        assert interrupted(process) == (3, "its own\n", "")
+
+
 @pytest.fixture
 def waiting(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     script = tmp_path / "waiting.py"
@@ -53,7 +108,7 @@ def test_a_second_ctrl_c_ends_a_waiting_process_at_once(
     waiting: subprocess.Popen[str],
 ) -> None:
     waiting.send_signal(signal.SIGINT)
-    assert said_by(waiting) == ending.ANSWER
+    assert said_by(waiting) == f"{ending.ANSWER}\n"
     # A shell and a launcher may both pass on the same one.
     waiting.send_signal(signal.SIGINT)
     time.sleep(2 * ending.SAME_SECONDS)
@@ -66,7 +121,7 @@ def test_a_launchers_signal_after_a_ctrl_c_ends_a_process_too(
     waiting: subprocess.Popen[str],
 ) -> None:
     waiting.send_signal(signal.SIGINT)
-    assert said_by(waiting) == ending.ANSWER
+    assert said_by(waiting) == f"{ending.ANSWER}\n"
     time.sleep(2 * ending.SAME_SECONDS)
     waiting.send_signal(signal.SIGTERM)
     assert waiting.wait(30) == 128 + signal.SIGINT

@@ -484,7 +484,8 @@ def describe_lists(output: Path, model: ServedModel) -> str:
             listed[positions[entry["values"]]] += entry["counts"]
     is_known = model.snapshot.known(schema.item, ids).numpy()
     spread = spread_of(listed, model.data.item_counts(), is_known, lambda place: ids[place])
-    return spread.described(schema.items) if spread else f"no {schema.item} is in a list"
+    advice = model.snapshot.task.few_listed
+    return spread.described(schema.items, advice) if spread else f"no {schema.item} is in a list"
 
 
 def describe_short(output: Path, batch: BatchScoring) -> str:

@@ -65,8 +65,8 @@ class WorkerTask:
     which two models are compared; epoch_metrics: those in the line of an epoch; evaluation: "predictions"
     compared with labels, "ranks" of the chosen items, or probabilities compared with yes/no "answers", for
     the metrics and the baselines; score_label: name of a recommendation's number, with {answer} for the
-    meaning of a yes; reads_order: True if histories are read in their order, by the rows of the items
-    themselves.
+    meaning of a yes; few_listed: advice if the lists of all users hold few items; reads_order: True if
+    histories are read in their order, by the rows of the items themselves.
     """
 
     metrics: ClassVar[Mapping[str, str]]
@@ -76,6 +76,7 @@ class WorkerTask:
     # A word and not a method: an evaluation needs ranks and batches, which a task does not know.
     evaluation: ClassVar[Literal["predictions", "ranks", "answers"]]
     score_label: ClassVar[str]
+    few_listed: ClassVar[str]
     reads_order: ClassVar[bool] = False
 
     def labels_of(self, output: torch.Tensor) -> torch.Tensor:
@@ -111,6 +112,10 @@ class Rating(WorkerTask):
     epoch_metrics = ("rmse",)
     evaluation = "predictions"
     score_label = "predicted"
+    few_listed = (
+        "these are few: a model of ratings learns how an item is rated, not which one a user chooses; a "
+        "ranking learns that: retrieval.py, or --task ranking with a model of your own (docs/own_training.md)"
+    )
 
 
 class ResponseTask(WorkerTask):
@@ -121,6 +126,10 @@ class ResponseTask(WorkerTask):
     epoch_metrics = ("log_loss", "auc")
     evaluation = "answers"
     score_label = "chance of {answer}"
+    few_listed = (
+        "these are few: the same have the highest chance for most users; a ranking learns which one a user "
+        'chooses: train it on the events with a yes alone, with kind = "clicks" under [label]'
+    )
 
     @override
     def labels_of(self, output: torch.Tensor) -> torch.Tensor:
@@ -136,6 +145,10 @@ class Ranking(WorkerTask):
     epoch_metrics = ("hr_at_10", "ndcg_at_10")
     evaluation = "ranks"
     score_label = "score"
+    few_listed = (
+        "these are few, as by popularity: if the test NDCG is near that of popularity too, the model has "
+        "learned little about single users; give more --epochs, or more events"
+    )
 
     @override
     def labels_for(self, values: Mapping[str, float]) -> dict[str, str]:

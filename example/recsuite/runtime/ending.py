@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
@@ -129,7 +130,10 @@ def _is_silence(error: BaseException) -> bool:
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # A second Ctrl-C within this time is the same one: a shell and a launcher may both pass it on.
 SAME_SECONDS = 0.5
-ANSWER = "received Ctrl-C: writing a checkpoint first; a second Ctrl-C ends at once, without one\n"
+ANSWER = "received Ctrl-C: writing a checkpoint first; a second Ctrl-C ends at once, without one"
+ENDED = "ended by Ctrl-C"
+# Longest wait for a reader of standard error: nothing may keep a process from ending.
+MESSAGE_SECONDS = 1.0
 
 
 class Termination:
@@ -167,7 +171,7 @@ class Termination:
         is_main = threading.current_thread() is threading.main_thread()
         before = {number: signal.signal(number, self._note) for number in SIGNALS if is_main}
         handler = before.get(signal.SIGINT)
-        self._interrupt = handler if callable(handler) else None
+        self._interrupt = handler if callable(handler) and handler is not _leave_to_thread else None
         try:
             with contextlib.ExitStack() as stack:
                 if is_main and self._interrupt is None:
@@ -220,21 +224,70 @@ def exit_status_of_signal(number: int) -> int:
 @contextlib.contextmanager
 def _ending_on_second_ctrl_c(speaks: bool) -> Iterator[None]:
     """End this process at once on any signal to end after a Ctrl-C, even inside a blocking call."""
-    # Python runs a handler between two of its own instructions, so never while a call into a library waits.
-    # But it writes the number of the signal to a pipe at once, and a thread reads that.
-    reader, writer = os.pipe()
-    # `set_wakeup_fd` requires this: a signal must not wait for room in a pipe.
-    os.set_blocking(writer, False)
-    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    thread = threading.Thread(target=_await_second, args=(reader, speaks), name="ctrl-c", daemon=True)
-    thread.start()
+    thread, writer, before = _start_thread(_await_second, speaks)
     try:
         yield
     finally:
         signal.set_wakeup_fd(before)
         os.close(writer)
         thread.join()
+
+
+def _start_thread(
+    await_signal: Callable[[int, bool], None], speaks: bool
+) -> tuple[threading.Thread, int, int]:
+    """Start a thread that gets the numbers of signals. Return it, the pipe to it, and the earlier pipe."""
+    # Python runs a handler between two of its own instructions, so never while a call into a library waits.
+    # But it writes the number of the signal to a pipe at once, and a thread reads that.
+    reader, writer = os.pipe()
+    # `set_wakeup_fd` requires this: a signal must not wait for room in a pipe.
+    os.set_blocking(writer, False)
+
+    def run() -> None:
+        await_signal(reader, speaks)
         os.close(reader)
+
+    thread = threading.Thread(target=run, name="ctrl-c", daemon=True)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    thread.start()
+    return thread, writer, before
+
+
+def end_on_ctrl_c() -> None:
+    """End this process at once on a Ctrl-C from now on, even inside a blocking call, with one sentence.
+
+    A handler that is set later takes precedence while it is there. Of the ranks of a machine the first one
+    prints.
+    """
+    signal.signal(signal.SIGINT, _leave_to_thread)
+    try:
+        speaks = read_launch().local_rank == 0
+    except UserError:
+        # The parser of the flags reports it.
+        speaks = True
+    _start_thread(_await_first, speaks)
+
+
+def _leave_to_thread(number: int, frame: FrameType | None) -> None:
+    # Meanwhile the thread of `end_on_ctrl_c` ends the process. The main thread must not reach its end first.
+    time.sleep(2 * MESSAGE_SECONDS)
+    os._exit(exit_status_of_signal(number))
+
+
+def _await_first(reader: int, speaks: bool) -> None:
+    while number := os.read(reader, 1):
+        if number[0] == signal.SIGINT and signal.getsignal(signal.SIGINT) is _leave_to_thread:
+            if speaks:
+                _write_message(with_script_name(ENDED))
+            os._exit(exit_status_of_signal(signal.SIGINT))
+
+
+def _write_message(sentence: str) -> None:
+    # Not with Python's streams, which the main thread may have locked while it waits.
+    with contextlib.suppress(OSError, ValueError):
+        if select.select([], [2], [], MESSAGE_SECONDS)[1]:
+            # The line of a terminal has ^C, and maybe a bar.
+            os.write(2, f"{chr(10) * os.isatty(2)}{sentence}{chr(10)}".encode())
 
 
 def _await_second(reader: int, speaks: bool) -> None:
@@ -243,8 +296,7 @@ def _await_second(reader: int, speaks: bool) -> None:
         now = time.monotonic()
         if first is None and number[0] == signal.SIGINT:
             first = now
-            # Not with Python's streams, which the main thread may have locked while it waits.
             if speaks:
-                os.write(2, ANSWER.encode())
+                _write_message(ANSWER)
         elif first is not None and number[0] in SIGNALS and now - first > SAME_SECONDS:
             os._exit(exit_status_of_signal(signal.SIGINT))

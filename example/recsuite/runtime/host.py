@@ -68,6 +68,11 @@ def has_lost_parent() -> bool:
     return "python" not in Path(program).name and program != os.path.realpath(sys.executable)
 
 
+def is_of_launcher() -> bool:
+    """Return True for a process that the launcher of this library started, before `has_lost_parent`."""
+    return os.environ.get(LAUNCHER) == str(os.getppid())
+
+
 def keep_freed_memory() -> None:
     """Have malloc keep freed memory for the next batch, instead of returning pages to the kernel.
 

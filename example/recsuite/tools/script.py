@@ -23,6 +23,7 @@ from recsuite.hooks import describe_missing, extra, require_installed
 from recsuite.places import folder_at
 from recsuite.runtime.console import end_when_pipe_closes, say, showing_progress, stage
 from recsuite.runtime.ending import (
+    end_on_ctrl_c,
     identify_lost_peers,
     is_out_of_memory,
     record_crash,
@@ -30,7 +31,7 @@ from recsuite.runtime.ending import (
     report_lost_worker,
     report_mistake,
 )
-from recsuite.runtime.host import check_limits, check_versions, describe_memory
+from recsuite.runtime.host import check_limits, check_versions, describe_memory, is_of_launcher
 from recsuite.runtime.process import (
     RuntimeContext,
     broadcast_from_rank0,
@@ -78,10 +79,14 @@ def run_script(main: Callable[[], int]) -> None:
         if __name__ == "__main__":
             rs.run_script(main)
     """
-    # Python's KeyboardInterrupt is lost inside a callback from C++, as in every backward. The default action
-    # of the signal always ends the process, its workers end with it, and no file is left half written. A
-    # training that writes checkpoints has a handler of its own.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Python's KeyboardInterrupt is lost inside a callback from C++, as in every backward. An end at once is
+    # safe: the workers end with their trainer, and no file is left half written. A training that writes
+    # checkpoints has a handler of its own.
+    if is_of_launcher():
+        # It prints a sentence itself.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    else:
+        end_on_ctrl_c()
     end_when_pipe_closes(checkpoint_first=True)
     end_with(main)
 

@@ -74,7 +74,8 @@ def print_results(
         context.say(segments_table(columns, task, name, segments), tagged=False)
     if spread := test.lists:
         schema = columns.schema
-        context.say(f"lists of {TOP} for each of the test {schema.labels}: {spread.described(schema.items)}")
+        described = spread.described(schema.items, task.few_listed)
+        context.say(f"lists of {TOP} for each of the test {schema.labels}: {described}")
     if spread and spread.ranked < columns.num_items:
         number = f"{columns.num_items - spread.ranked:,} of {columns.num_items:,} {columns.schema.items}"
         missed = f"{test.missed:,} of {columns.num_test:,} test {columns.schema.labels}"

@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,13 @@ import pytest
 
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.tables.schema_file import given_in, parse_schema, tomllib
-from recsuite.datasets.tables.sections import FeatureColumn, LabelColumn, TableSchema, TimestampColumn
+from recsuite.datasets.tables.sections import (
+    EventTypes,
+    FeatureColumn,
+    LabelColumn,
+    TableSchema,
+    TimestampColumn,
+)
 from recsuite.datasets.tables.source import locate
 from recsuite.datasets.tables.validation import validate
 from recsuite.datasets.tables.values import times
@@ -62,11 +68,12 @@ def guessed(columns: Mapping[str, Any], typed: bool = False, **own: pa.Table) ->
     text = text_of(schema, left_out)
     assert parse_schema(text) == schema
     # Whatever was left out can be switched on, but for a second use of a name.
-    switched = text.replace("\n# [features.", "\n[features.").replace("\n# of =", "\nof =")
-    for key in ("column", "kind", "input", "separator"):
-        switched = switched.replace(f"\n# {key} = ", f"\n{key} = ")
-    if not any(omission.why == SAME_NAME for omission in left_out):
-        assert len(parse_schema(switched).features) == len(schema.features) + len(left_out)
+    switched = re.sub(r"\n# (?=\[(features\.|weight\])|(of|column|kind|input|separator) = )", "\n", text)
+    num_weights = sum(omission.is_weight for omission in left_out)
+    if num_weights < 2 and not any(omission.why == SAME_NAME for omission in left_out):
+        whole = parse_schema(switched)
+        assert len(whole.features) == len(schema.features) + len(left_out) - num_weights
+        assert bool(whole.weight) == bool(schema.weight or num_weights)
     return schema
 
 
@@ -771,29 +778,139 @@ def test_the_click_on_an_advertisement_is_the_label_and_its_opposite_no_feature(
     assert guessed({"user": USER, "pid": ITEM, "clk": clicked}).item.column == "pid"
 
 
-@pytest.mark.parametrize(
-    "amounts", [USER % 4 + 1, RNG.pareto(1, ROWS).astype(int) + 1, RNG.integers(0, 2, ROWS)]
-)
-def test_types_of_events_are_used_rather_than_a_quantity(amounts: np.ndarray) -> None:
-    types = RNG.choice(["view", "cart", "purchase"], ROWS, p=[0.7, 0.2, 0.1])
-    columns = {
-        "user_id": USER,
-        "item_id": ITEM,
-        "event_type": types,
-        "quantity": amounts,
-        "timestamp": SECONDS,
-    }
+LOG_RNG = np.random.default_rng(1)
+KINDS = LOG_RNG.choice(3, ROWS, p=[0.7, 0.18, 0.12])
+IS_LAST = KINDS == 2
+# Zeros for views and carts.
+BOUGHT = LOG_RNG.geometric(0.5, ROWS) * IS_LAST
+LOG = {"user_id": USER, "item_id": ITEM, "timestamp": SECONDS}
+
+
+def typed_log(column: str, words: Sequence[object], **more: Any) -> dict[str, Any]:
+    """A log whose last type is that of the purchases."""
+    return LOG | {column: [words[kind] for kind in KINDS]} | more
+
+
+def found_types(columns: dict[str, Any]) -> tuple[str, str, str, set[str]]:
+    """The kind of the label, and the types: column, target and context."""
     schema = guessed(columns)
-    assert schema.label == LabelColumn("clicks", noun="purchase")
-    assert schema.events is not None
-    assert (schema.events.type, schema.events.target) == ("event_type", "purchase")
-    assert {*schema.events.context} == {"view", "cart"}
-    assert "quantity" not in schema.features
+    assert schema.weight is None
+    types = schema.events
+    return (schema.label.kind, *((types.type, types.target, {*types.context}) if types else ("", "", set())))
+
+
+@pytest.mark.parametrize(
+    "amounts", [USER % 4 + 1, LOG_RNG.pareto(1, ROWS).astype(int) + 1, LOG_RNG.integers(0, 2, ROWS), BOUGHT]
+)
+@pytest.mark.parametrize("amount", ["quantity", "n_purchased"])
+def test_types_of_events_are_used_rather_than_a_count(amounts: np.ndarray, amount: str) -> None:
+    columns = typed_log("event_type", ["view", "cart", "purchase"], **{amount: amounts})
+    if amounts.max() > 1 or amount == "quantity":
+        assert found_types(columns) == ("clicks", "event_type", "purchase", {"view", "cart"})
+        assert guessed(columns).label.noun == "purchase"
+    else:
+        # An answer that differs among purchases is a label.
+        assert found_types(columns)[0] == "yes_no"
     # Written by hand it is the label; and a rating is one beside types.
-    label = guess({"events": texts(columns)}, {"label": {"column": "quantity"}}).schema.label
-    assert label.column == "quantity"
-    rated = guessed(columns | {"stars": RNG.integers(1, 6, ROWS)})
+    label = guess({"events": texts(columns)}, {"label": {"column": amount}}).schema.label
+    assert label.column == amount
+    rated = guessed(columns | {"stars": LOG_RNG.integers(1, 6, ROWS)})
     assert (rated.label.column, rated.events) == ("stars", None)
+
+
+@pytest.mark.parametrize(
+    ("column", "words", "amount"),
+    [
+        ("action", ["view", "cart", "purchase"], {"qty": BOUGHT}),
+        ("event", ["view", "cart", "purchase"], {"amount": BOUGHT}),
+        ("type", ["view", "cart", "purchase"], {"price": BOUGHT * 1.25}),
+        ("event_typ", ["Ansicht", "Warenkorb", "Bestellung"], {"menge": BOUGHT}),
+        ("EVENT_TYPE", ["VIEW", "CART", "SALE"], {"QTY": BOUGHT}),
+        ("event_type", ["view", "cart", "purchase"], {"bought": IS_LAST.astype(int)}),
+        # The amounts tell which type it is.
+        ("typ", ["angesehen", "gemerkt", "gekauft"], {"quantity": BOUGHT}),
+        ("event_type", [1, 2, 3], {"quantity": BOUGHT}),
+        ("behavior_type", [1, 1, 4], {"quantity": np.where(IS_LAST, BOUGHT, None)}),
+        ("event_type", [0, 0, 1], {"quantity": BOUGHT}),
+        ("status", ["seen", "kept", "sold"], {"revenue": BOUGHT * 2.5}),
+    ],
+)
+def test_types_of_events_are_found_by_words_or_by_the_only_type_with_amounts(
+    column: str, words: list[object], amount: dict[str, Any]
+) -> None:
+    found = typed_log(column, words, **amount)
+    context = {*map(str, words[:2])}
+    assert found_types(found) == ("clicks", column, str(words[2]), context)
+    told = [note for note in guess({"events": texts(found)}).notes if "is above 0 there alone" in note]
+    assert len(told) == (words[2] in (1, 3, 4, "gekauft", "sold"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "kind"),
+    [
+        # Of the item, of the user, with amounts for two types or half of one, and with another name.
+        ({"type": [("book", "film")[item % 2] for item in ITEM], "quantity": BOUGHT}, "count"),
+        ({"type": [("like", "play")[user % 2] for user in USER], "quantity": BOUGHT}, "count"),
+        ({"event_type": KINDS, "quantity": BOUGHT + (KINDS == 1)}, "count"),
+        ({"event_type": KINDS, "quantity": BOUGHT * LOG_RNG.integers(0, 2, ROWS)}, "count"),
+        ({"device": ["phone" if last else "web" for last in IS_LAST], "version": BOUGHT}, "clicks"),
+        ({"device_type": KINDS, "quantity": BOUGHT}, "count"),
+    ],
+)
+def test_other_columns_are_no_types_of_events(columns: dict[str, Any], kind: str) -> None:
+    assert found_types(LOG | columns) == (kind, "", "", set())
+
+
+def test_a_column_that_may_have_types_is_asked_about_with_the_lines_to_write() -> None:
+    columns = typed_log("event_type", ["seen", "kept", "had"], quantity=LOG_RNG.integers(1, 5, ROWS))
+    assert found_types(columns)[0] == "count"
+    (note,) = guess({"events": texts(columns)}).notes
+    assert all(
+        line in note for line in ('kind = "clicks"', 'type = "event_type"', '"seen"', '"kept"', '"had"')
+    )
+    given: dict[str, dict[str, Any]] = {
+        "label": {"kind": "clicks"},
+        "events": {"type": "event_type", "target": "had", "context": ["seen"]},
+    }
+    followed = guess({"events": texts(columns)}, given)
+    assert (followed.schema.label.kind, followed.schema.events) == (
+        "clicks",
+        EventTypes("event_type", "had", ("seen",)),
+    )
+    assert not followed.notes
+    # Also where the types are known, and the events have no times.
+    del columns["timestamp"]
+    notes = guess(
+        {"events": texts(columns | {"event_type": [("view", "buy")[u % 2] for u in range(ROWS)]})}
+    ).notes
+    assert ["[timestamp]" in note for note in notes] == [True]
+
+
+def test_an_amount_beside_types_is_offered_as_the_weight_of_events() -> None:
+    log = typed_log("event_type", ["view", "cart", "purchase"], quantity=BOUGHT)
+    (omission,) = (each for each in guess({"events": texts(log)}).left_out if each.is_weight)
+    assert omission.feature.column == "quantity"
+    # With gaps, the number of events that lack one is told; a weight of 0 or more is what is read.
+    gaps = log | {"quantity": np.where(IS_LAST, BOUGHT, None)}
+    assert f"{(~IS_LAST).sum():,} of the first 2,000 events" in left_out(gaps)["quantity"]
+    below = guess({"events": texts(log | {"quantity": BOUGHT - 1})}).left_out
+    assert not any(each.is_weight for each in below)
+    # With a weight of one's own there is no other, and without types an amount is none.
+    given = {"weight": {"column": "w"}}
+    assert not any(each.is_weight for each in guess({"events": texts(log | {"w": BOUGHT})}, given).left_out)
+    assert not any(each.is_weight for each in guess({"events": texts(LOG | {"price": BOUGHT})}).left_out)
+    by_name = guess({"events": texts(LOG | {"weight": BOUGHT})}).left_out
+    assert [each.is_weight for each in by_name] == [True]
+
+
+def test_many_zeros_of_a_count_are_told_with_their_share_and_the_line_that_skips_them() -> None:
+    returned = np.where(LOG_RNG.random(ROWS) < 0.02, -1, BOUGHT)
+    for counts, drop in ((BOUGHT, "0"), (returned, "<0, 0")):
+        note = guess({"events": texts(LOG | {"quantity": counts})}).notes[-1]
+        assert f"{(counts == 0).sum():,} of 2,000 values are 0 ({np.mean(counts == 0):.0%})" in note
+        assert f'drop = "{drop}"' in note
+    few = np.where(np.arange(ROWS) < 30, 0, LOG_RNG.integers(1, 5, ROWS))
+    assert not guess({"events": texts(LOG | {"quantity": few})}).notes
 
 
 def test_indices_of_pandas_and_numbers_of_orders_are_skipped() -> None:

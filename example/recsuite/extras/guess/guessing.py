@@ -90,6 +90,12 @@ OUTCOMES = (
 # Labels whose name is also the noun for an event.
 NOUNS = ("rating", "ratings", "score", "grade", "vote")
 WEIGHTS = ("weight", "confidence")
+# Amounts of an event, such as what was bought or paid: with types of events they may be its weight.
+AMOUNTS = (
+    *COUNTS,
+    *("amount", "price", "revenue", "value", "total", "sum", "cost", "paid", "spend"),
+    *("menge", "anzahl", "preis", "betrag", "umsatz"),
+)
 TIMES = (
     *("timestamp", "datetime", "time", "ts", "date", "day", "created", "occurred", "at", "when", "clock"),
 )
@@ -105,9 +111,13 @@ DATE_OF_EVENT = re.compile(
 )
 # Columns with the types of events, and words for the predicted type, the first match first. Types that undo
 # others, such as a refund, are no context.
-TYPES = ("type", "event", "action", "behavior", "behaviour", "interaction", "activity")
+TYPES = (
+    *("type", "event", "action", "behavior", "behaviour", "interaction", "activity"),
+    *("typ", "ereignis", "aktion"),
+)
 TARGETS = (
-    *("purchase", "buy", "order", "transaction", "checkout", "conversion", "book", "play", "like", "click"),
+    *("purchase", "buy", "order", "sale", "transaction", "checkout", "conversion", "kauf", "bestellung"),
+    *("book", "play", "like", "click"),
 )
 TAKES_BACK = (
     *("remove", "removed", "refund", "refunded", "return", "returned", "cancel", "canceled", "cancelled"),
@@ -499,7 +509,10 @@ INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 NEARLY_ALL, LEAST_KNOWN = 0.9, 20
 NO_ISO = "it holds dates of another form than 2026-11-20, which are not read"
 AGE_TELLS = "its age at an event reveals the item, which is unknown while items are ranked"
-OF_WEIGHT = "it may say how much an event counts; to use it so, name it as the column of [weight]"
+OF_WEIGHT = (
+    "as [weight], an event where it is 3 counts three times as much in the training as one where it is 1"
+)
+LACKING = "; first write a number for the {:,} of the first {:,} events that lack one"
 OF_DATES = "a user has one; if it is the time of the events, name it as the column of [timestamp]"
 # Reasons in place of OF_EVENT, where the owner is unknown.
 FEW_REPEATS = 'too few {0}s come twice to tell whether it is of the {0}; if so, write of = "{0}"'
@@ -574,7 +587,7 @@ def _reason(content: Content, of: str, num_owners: int, has_times: bool) -> str:
     if has_word(content.name, OUTCOMES):
         return OUTCOME
     if of == EVENT:
-        return OF_EVENT if rank(content.name, WEIGHTS) is None else OF_WEIGHT
+        return OF_EVENT
     # Only owners with a value count.
     num_known = min(num_owners, content.size)
     is_id = kind_of(content) == CATEGORY and num_known >= LEAST_KNOWN
@@ -627,6 +640,8 @@ MOST_RETURNED = 0.5
 FILLERS, FAR, LEAST_SCALE = (99, 999, 9999), 3, 4
 # Zeros of a scale are noted if they are this many times as frequent as its next value.
 MOST_OF_ZERO = 2
+# Zeros of a count are noted above this share: a few hardly change what is learned.
+MOST_ZEROS = 0.02
 # Columns that are listed if no role is recognised.
 MOST_LISTED = 12
 # Characters of a value in a message.
@@ -703,35 +718,111 @@ def roles_of(
         label_column = _label_of(contents[label], by_hand)
     else:
         label_column = _label(events, rest, (user, item), by_hand)
-    types = _event_types(rest, given.get("events", {})) if timestamp else None
-    # The quantity of a view and of a purchase mean different things.
-    if types and not (label or by_hand.get("kind")) and has_word(label_column.column, COUNTS):
-        label_column = LabelColumn(CLICKS)
-    types = types if label_column.kind == CLICKS else None
-    notes = () if by_hand or types else _asked_scale(events, label_column, rest, (user, item))
+    of_types = _types_among(events, rest, (user, item))
+    types, notes = _event_types(of_types, rest, given.get("events", {}))
+    if types and timestamp and not (label or by_hand.get("kind")):
+        label_column = _label_beside(events, label_column, types)
+    if not timestamp or label_column.kind != CLICKS:
+        types, notes = None, ()
+    if not (types or by_hand):
+        notes = _asked_scale(events, label_column, rest, (user, item))
+        notes += _asked_types(of_types, label_column, bool(timestamp))
     if label_column.column:
         # A scale or drop written by hand already defines the valid labels.
         is_given = bool({"drop", "lowest", "highest"} & by_hand.keys())
         label_column, of_drop = _drop_off_scale(label_column, contents[label_column.column], is_given)
         notes = (*of_drop, *notes)
     if types and not label_column.noun:
-        label_column = replace(label_column, noun="_".join(words_of(types.target)))
+        noun = "_".join(words_of(types.target))
+        label_column = replace(label_column, noun="event" if noun.isdigit() else noun)
     return ColumnRoles(user, item, label_column, weight, timestamp, notes, of_labels, types)
 
 
-def _event_types(contents: Mapping[str, Content], given: Mapping[str, Any]) -> EventTypes | None:
-    """Return the types of events in a column with few texts, one of which is a known target; or the given."""
+def _types_among(
+    events: pa.Table, contents: Mapping[str, Content], owners: Sequence[str]
+) -> dict[str, Content]:
+    """Return the columns with few texts or codes that are no property of users or items."""
+    groups = [groups_of(events[of]) for of in owners]
+    return {
+        name: content
+        for name, content in contents.items()
+        if 2 <= content.distinct <= MOST_TYPES
+        if content.kind == "text" or (content.kind == "number" and content.is_whole and is_of_types(name))
+        if content.codes is not None and not any(is_property(content.codes, each) for each in groups)
+    }
+
+
+def is_of_types(name: str) -> bool:
+    """True if a name stands only for types of events, such as "event_type", but not "device_type"."""
+    return has_word(name, TYPES) and all(word in (*TYPES, *IDS, "name") for word in words_of(name))
+
+
+def _event_types(
+    columns: Mapping[str, Content], contents: Mapping[str, Content], given: Mapping[str, Any]
+) -> tuple[EventTypes | None, tuple[str, ...]]:
+    """Return the types of events and notes on them: those given, else those with a known target.
+
+    columns: see `_types_among`. The target is a word for one, or the only type with amounts.
+    """
     if given:
-        return EventTypes(**given) if {"type", "target"} <= given.keys() else None
-    for name, content in contents.items():
-        if content.kind != "text" or not 2 <= content.distinct <= MOST_TYPES or not has_word(name, TYPES):
-            continue
+        return EventTypes(**given) if {"type", "target"} <= given.keys() else None, ()
+    for name, content in columns.items():
         texts = [text for text in content.texts if not has_word(text, TAKES_BACK)]
-        for target in TARGETS:
+        for target in TARGETS if has_word(name, TYPES) else ():
             words = target, f"{target}d", f"{target}ed"
             if chosen := min((text for text in texts if has_word(text, words)), key=len, default=""):
-                return EventTypes(name, chosen, tuple(text for text in texts if text != chosen))
-    return None
+                return EventTypes(name, chosen, tuple(text for text in texts if text != chosen)), ()
+    for name in sorted(columns, key=is_of_types, reverse=True):
+        for amount in (content for content in contents.values() if has_word(content.name, AMOUNTS)):
+            if name != amount.name and (chosen := _type_with_amounts(columns[name], amount)):
+                others = tuple(text for text in columns[name].texts if text != chosen)
+                note = (
+                    f"predicted are the events whose {printable(name[:40])} is {printable(chosen)}, because "
+                    f"{printable(amount.name[:40])} is above 0 there alone; correct it under [events]"
+                )
+                return EventTypes(name, chosen, others), (note,)
+    return None, ()
+
+
+def _type_with_amounts(types: Content, amount: Content) -> str:
+    """Return the only type whose events have an amount above 0; empty if there is no such type."""
+    if types.codes is None or amount.codes is None or amount.kind not in ("number", "flag"):
+        return ""
+    has_amount = amount.codes >= 0
+    if amount.numbers.size != has_amount.sum():
+        return ""
+    has_amount[has_amount] = amount.numbers > 0
+    known = types.codes >= 0
+    counts, all_counts = (
+        np.bincount(types.codes[rows], minlength=types.distinct) for rows in (known & has_amount, known)
+    )
+    most = int(counts.argmax())
+    is_only = counts.sum() - counts[most] <= MOST_CONTRADICTING * counts.sum()
+    is_all = counts[most] >= NEARLY_ALL * all_counts[most]
+    return types.texts[most] if is_only and is_all and counts[most] >= LEAST_KNOWN else ""
+
+
+def _label_beside(events: pa.Table, label: LabelColumn, types: EventTypes) -> LabelColumn:
+    """Return the label beside types of events: no count, and no answer that only repeats the type."""
+    # The quantity of a view and of a purchase mean different things.
+    is_count = label.kind == COUNT or has_word(label.column, COUNTS)
+    repeats = label.kind == YES_NO and is_constant(events, label.column, types.type)
+    return LabelColumn(CLICKS) if is_count or repeats else label
+
+
+def _asked_types(columns: Mapping[str, Content], label: LabelColumn, has_times: bool) -> tuple[str, ...]:
+    """Return a note on a column that may have types of events, of which the target is unknown."""
+    name = next(filter(is_of_types, columns), "")
+    if not name or label.kind not in RANKED:
+        return ()
+    kind = f'kind = "{CLICKS}" under [label] and ' * (label.kind != CLICKS)
+    times = "" if has_times else "; types require times, so name their column under [timestamp] too"
+    listed = ", ".join(toml_of(text[:MOST_CHARACTERS]) for text in columns[name].texts)
+    return (
+        f"the column {printable(name[:40])} may have types of events: to predict those of one type, and have "
+        f"the others in histories, write {kind}under [events] type = {toml_of(name)}, target = the one, and "
+        f"context = [the others] of {listed}{times}",
+    )
 
 
 def _id_column(
@@ -974,13 +1065,8 @@ def _drop_off_scale(
     if is_given or not numbers.size:
         return label, ()
     column, total = f"the column {printable(label.column[:40])}", f"of {len(numbers):,} values"
-    if label.kind == COUNT and (numbers < 0).any():
-        number = int((numbers < 0).sum())
-        note = (
-            f'{column}: {number:,} {total} are below 0, as those of returns: drop = "<0", written under '
-            "[label], leaves their events out"
-        )
-        return replace(label, drop="<0"), (note,)
+    if label.kind == COUNT:
+        return _of_count(label, numbers, column)
     off_scale = values_off_scale(numbers) if label.kind == RATING else []
     if off_scale:
         shown = ", ".join(f"{value:g}" for value in sorted(off_scale))
@@ -995,11 +1081,32 @@ def _drop_off_scale(
     is_asked = label.kind == RATING and label.lowest == 0 and content.is_whole and least[0] == 0
     if is_asked and len(least) > 2 and counts[0] > MOST_OF_ZERO * counts[1]:
         note = (
-            f"{column}: {counts[0]:,} {total} are 0, and {counts[1]:,} are {least[1]:g}; where 0 means that "
-            'there is no answer, write drop = "0" and lowest = 1 under [label], which leaves their events out'
+            f"{column}: {counts[0]:,} {total} are 0 ({counts[0] / len(numbers):.0%}), and {counts[1]:,} are "
+            f"{least[1]:g}: a 0 is learned as the worst rating; where 0 means that there is no answer, "
+            'write drop = "0" and lowest = 1 under [label], which leaves their events out'
         )
         return label, (note,)
     return label, ()
+
+
+def _of_count(label: LabelColumn, numbers: np.ndarray, column: str) -> tuple[LabelColumn, tuple[str, ...]]:
+    """Return a count without its returns, and notes on these and on zeros. column: its name in a note."""
+    notes, drops = [], []
+    if below := int((numbers < 0).sum()):
+        drops.append("<0")
+        notes.append(
+            f'{column}: {below:,} of {len(numbers):,} values are below 0, as those of returns: drop = "<0", '
+            "written under [label], leaves their events out"
+        )
+    zeros = int((numbers == 0).sum())
+    if zeros > MOST_ZEROS * len(numbers):
+        notes.append(
+            f"{column}: {zeros:,} of {len(numbers):,} values are 0 ({zeros / len(numbers):.0%}): their items "
+            "are learned and tested as chosen, with a weight of 1 (of 1.7 for a count of 1); where 0 means "
+            f"that nothing was chosen, write drop = {toml_of(', '.join([*drops, '0']))} under [label], which "
+            "leaves their events out"
+        )
+    return replace(label, drop=", ".join(drops)), tuple(notes)
 
 
 def _scale_of(values: np.ndarray) -> tuple[float, float]:
@@ -1028,7 +1135,12 @@ def groups_of(column: pa.ChunkedArray) -> IdGroups:
 
 def is_constant(table: pa.Table, column: str, within: str) -> bool:
     """True if a column has one value for each value of another column, with few contradictions."""
-    number = contradictions(codes_of(table[column]), groups_of(table[within]))
+    return is_property(codes_of(table[column]), groups_of(table[within]))
+
+
+def is_property(values: np.ndarray, groups: IdGroups) -> bool:
+    """True if `contradictions` finds a property of the id."""
+    number = contradictions(values, groups)
     return number is not None and number < math.inf
 
 
@@ -1303,13 +1415,25 @@ def _features(
             why = unclear.get(column, why) if why == OF_EVENT else why
             # Two places are reserved for the hour and the weekday.
             why = why or TOO_MANY * (len(features) + len(by_hand) >= MOST_FEATURES - 2)
+            if is_weight := of == EVENT and not roles.weight and may_be_weight(content, roles.types):
+                lacking = numbers[of] - content.size
+                why = OF_WEIGHT + LACKING.format(lacking, numbers[of]) * (lacking > 0)
             name = table_name(column + "_age" * feature.column.startswith(f"{AGE_DAYS}("), names)
             names.add(name)
             if why:
-                left_out.append(SkippedColumn(name, feature, why, first_values(samples, of, column)))
+                values = first_values(samples, of, column)
+                left_out.append(SkippedColumn(name, feature, why, values, is_weight))
             else:
                 features[name] = feature
     return features, left_out
+
+
+def may_be_weight(content: Content, types: EventTypes | None) -> bool:
+    """True for a column that may say how much an event counts: by its name, or an amount beside types."""
+    is_called = rank(content.name, WEIGHTS) is not None or (types and has_word(content.name, AMOUNTS))
+    return bool(
+        is_called and content.kind == "number" and content.distinct > 1 and content.numbers.min() >= 0
+    )
 
 
 def _numbers(

@@ -24,6 +24,7 @@ from recsuite.datasets.tables.sections import (
     FeatureColumn,
     LabelColumn,
     TableSchema,
+    WeightColumn,
 )
 from recsuite.datasets.tables.validation import MOST_FEATURES, validate
 from recsuite.errors import printable
@@ -102,8 +103,8 @@ FEATURES_TEXT = """
 """
 LEFT_OUT = """
 # Columns that are not learned from, with the reason and some values. Take the # away from the lines of a
-# section to use it. A column of the event has to be known before the label is: what happens with it or later
-# gives the label away.
+# section to use it; of several [weight] use one. A column of the event has to be known before the label is:
+# what happens with it or later gives the label away.
 """
 
 
@@ -124,12 +125,23 @@ ADDED = """\
 
 @dataclass(frozen=True)
 class SkippedColumn:
-    """Unused column: the name and the section that it would have, the reason, and some values as text."""
+    """Unused column: the name and the section that it would have, the reason, and some values as text.
+
+    is_weight: true if its section would be [weight], not that of the feature.
+    """
 
     name: str
     feature: FeatureColumn
     why: str
     values: str = ""
+    is_weight: bool = False
+
+    @property
+    def section(self) -> tuple[str, FeatureColumn | WeightColumn]:
+        """Name and content of the section that would use it."""
+        if self.is_weight:
+            return "weight", WeightColumn(self.feature.column)
+        return f"{FEATURES}.{self.name}", self.feature
 
 
 def write_schema(schema: TableSchema, path: Path) -> None:
@@ -213,7 +225,7 @@ def _sections(
     if left_out:
         yield LEFT_OUT
     for omission in left_out[:MOST_FEATURES]:
-        written = _section_text(f"features.{omission.name}", _keys_of(omission.feature))
+        written = _section_text(omission.section[0], _keys_of(omission.section[1]))
         lines = [f"{printable(omission.why)}; values, say: {printable(omission.values)}"]
         yield "\n" + _commented([*lines, *written.split("\n")[:-1]])
     if len(left_out) > MOST_FEATURES:

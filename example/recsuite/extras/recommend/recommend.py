@@ -38,6 +38,11 @@ from recsuite.serving.served import Follower, ServedModel
 from recsuite.serving.snapshot import Snapshot
 from recsuite.serving.training_data import TrainingFeatures, read_training_data, with_data_flags
 
+# Users whose lists are compared, at most and at least, and pairs of a user and an item that are scored for
+# that at most: a model without item vectors takes seconds for them.
+MOST_USERS, LEAST_USERS, MOST_PAIRS = 20, 5, 100_000
+# Lists are nearly the same if all together hold fewer items than so many lists.
+FEW_LISTS = 2
 DAMPING = 20
 MOST_SHOWN = 5
 # Labels that say that something happened, or how often, but not how it was rated.
@@ -138,6 +143,23 @@ def best_for(viewer: Viewer, model: ServedModel, top: int, approximate: bool = F
     return OrderedItems(positions, scores)
 
 
+def describe_few(model: ServedModel, viewer: Viewer, top: int) -> str:
+    """Return a sentence with advice if the lists of some users are nearly the same; else empty.
+
+    Empty too if there are too many items to find that out at once, or hardly more than in a list.
+    """
+    number = min(MOST_USERS, MOST_PAIRS // max(1, len(viewer.features.items.ids)))
+    users = [other.id for other in viewer.other_users(number, least=1) if other.is_known_to(model)]
+    ranked = int(model.snapshot.known(viewer.schema.item, viewer.features.items.ids).sum())
+    if len(users) < LEAST_USERS or ranked < FEW_LISTS**2 * top:
+        return ""
+    listed = {item for pairs in model.recommend(users, top) for item, _ in pairs}
+    if len(listed) >= FEW_LISTS * top:
+        return ""
+    items = f"{len(listed):,} of {ranked:,} {viewer.schema.items}"
+    return f"the lists of {len(users)} users hold {items} together; {model.snapshot.task.few_listed}"
+
+
 def popular(viewer: Viewer, model: ServedModel, top: int) -> OrderedItems:
     """Return the items with the highest damped mean, or with the most events, see `popular_by_count`.
 
@@ -198,6 +220,8 @@ def recommend(config: Config, given: Collection[str], maker: ModelMaker) -> None
     viewer = open_viewer(model, config, given)
     for line in page(model, viewer, config.flags["top"], requested_kind(save_dir, checkpoint)).split("\n"):
         say(line)
+    if few := describe_few(model, viewer, config.flags["top"]):
+        say(few)
     if follower:
         _follow(follower, viewer, seen, config, given)
 
