@@ -239,11 +239,11 @@ def service(
     from recsuite.serving.schemas import ERROR
 
     # Without the pages of FastAPI, which load scripts from another server.
-    app = FastAPI(title="recommendations", docs_url=None, redoc_url=None)
+    app = FastAPI(title="recommendations", version=rs.__version__, docs_url=None, redoc_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
     app.mount("/assets", StaticFiles(packages=[(PAGE, "static")]))
     model, slots = follower.model, anyio.Semaphore(COMPUTATIONS)
-    requests, answers = bodies(model), answers_of(model.snapshot)
+    requests, answers, examples = bodies(model), answers_of(model.snapshot), examples_of(model)
 
     def described(path: str) -> dict[str, Any]:
         responses = {status: in_json(ERROR, text) for status, text in FAULTS.items()}
@@ -251,7 +251,7 @@ def service(
             responses["503"] = in_json({"anyOf": [answers[path], ERROR]}, FAULTS["503"])
         about: dict[str, Any] = {"responses": {**responses, "200": in_json(answers[path], "the answer")}}
         if path in requests:
-            body = in_json(requests[path], "the request")
+            body = in_json(requests[path], "the request", examples[path])
             about["openapi_extra"] = {"requestBody": {"required": True, **body}}
         return about
 
@@ -289,12 +289,9 @@ def service(
                 ) from None
             if not isinstance(values, dict):
                 raise HTTPException(422, f"{request.url.path} takes one JSON object.")
-            names = requests[request.url.path]["properties"]
-            # Those of features are checked with their values, because another training may have others.
-            if request.url.path != "/score" and (strange := values.keys() - names.keys()):
-                raise UserError(
-                    f"{request.url.path} takes {', '.join(names)}, not {printable(min(strange))!r}."
-                )
+            # Features are checked with their values, because another training may have others.
+            if request.url.path != "/score":
+                check_fields(request.url.path, values, requests[request.url.path])
             return JSONResponse(answer(values))
 
         body = await body_of(request)
@@ -368,60 +365,42 @@ def service(
 
         return await computed(request, answer)
 
-    @app.post("/recommend", **described("/recommend"))
-    async def recommend(request: Request) -> Response:
-        """The k items with the highest scores for each user."""
-
+    async def best(request: Request, what: str, find: Callable[..., Any]) -> Response:
         def answer(wanted: dict[str, Any]) -> dict[str, Any]:
             names = wanted.pop("features", None)
 
             def ask() -> Any:
-                check_lists(model, "users", wanted, names)
-                return with_values(model, model.recommend(**wanted), names)
+                check_lists(model, what, wanted, names)
+                return with_values(model, find(**wanted), names)
 
             return answered("items", ask, lambda schema: ids_of_request(wanted, schema))
 
         return await computed(request, answer)
+
+    @app.post("/recommend", **described("/recommend"))
+    async def recommend(request: Request) -> Response:
+        """The k items with the highest scores for each user."""
+        return await best(request, "users", model.recommend)
 
     @app.post("/similar", **described("/similar"))
     async def similar(request: Request) -> Response:
         """For each item the k others with the highest cosines to it."""
-
-        def answer(wanted: dict[str, Any]) -> dict[str, Any]:
-            names = wanted.pop("features", None)
-            check_given("/similar", "items", wanted)
-
-            def ask() -> Any:
-                check_lists(model, "items", wanted, names)
-                return with_values(model, model.similar_items(**wanted), names)
-
-            return answered("items", ask, lambda schema: ids_of_request(wanted, schema))
-
-        return await computed(request, answer)
+        return await best(request, "items", model.similar_items)
 
     @app.post("/search", **described("/search"))
     async def search(request: Request) -> Response:
         """For each vector the k items with the highest scores, as for a user with that vector."""
-
-        def answer(wanted: dict[str, Any]) -> dict[str, Any]:
-            names = wanted.pop("features", None)
-            check_given("/search", "vectors", wanted)
-
-            def ask() -> Any:
-                check_lists(model, "vectors", wanted, names)
-                return with_values(model, model.search(**wanted), names)
-
-            return answered("items", ask, lambda schema: ((), ()))
-
-        return await computed(request, answer)
+        return await best(request, "vectors", model.search)
 
     @app.post("/vectors", **described("/vectors"))
     async def vectors(request: Request) -> Response:
         """Vectors of users, for /search, or of items."""
 
         def answer(wanted: dict[str, Any]) -> dict[str, Any]:
-            if "items" in wanted and len(wanted) > 1:
-                raise UserError("/vectors takes items, or users and events, not both.")
+            if not wanted or ("items" in wanted and len(wanted) > 1):
+                raise UserError(
+                    "/vectors takes users, with or without events, or items. Fix: give one of them."
+                )
             find = model.item_vectors if "items" in wanted else model.user_vectors
 
             def ask() -> Any:
@@ -493,9 +472,26 @@ def answers_of(snapshot: "Snapshot") -> dict[str, dict[str, Any]]:
     }
 
 
-def in_json(schema: dict[str, Any], description: str) -> dict[str, Any]:
+def examples_of(model: "ServedModel") -> dict[str, Any]:
+    """Return for each request a small body that this model answers."""
+    from recsuite.serving.schemas import first_id
+
+    schema, known = model.snapshot.schema, model.items()
+    users, items = first_id(model.snapshot, schema.user), known.ids[:1]
+    width = known.vectors[:1].numel()
+    return {
+        "/score": {schema.user: users, schema.item: items},
+        "/recommend": {"users": users, "k": 5},
+        "/similar": {"items": items, "k": 5},
+        "/search": {"vectors": [[0.1] * width], "k": 5},
+        "/vectors": {"users": users},
+    }
+
+
+def in_json(schema: dict[str, Any], description: str, example: Any = None) -> dict[str, Any]:
     """Return the OpenAPI description of a body in JSON."""
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
+    content = {"schema": schema} if example is None else {"schema": schema, "example": example}
+    return {"description": description, "content": {"application/json": content}}
 
 
 def with_values(model: "ServedModel", lists: list[list[tuple[Any, float]]], names: Any) -> list[Any]:
@@ -536,10 +532,13 @@ def check_size(what: str, number: int, most: int) -> None:
         )
 
 
-def check_given(path: str, name: str, wanted: Mapping[str, Any]) -> None:
-    """Refuse a request without what it is about."""
-    if name not in wanted:
-        raise UserError(f"{path} requires {name}. Fix: give them as a list.")
+def check_fields(path: str, values: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
+    """Refuse a body with fields that its schema does not have, or without those that it requires."""
+    names = schema["properties"]
+    if strange := values.keys() - names.keys():
+        raise UserError(f"{path} takes {', '.join(names)}, not {printable(min(strange))!r}.")
+    if missing := [name for name in schema["required"] if name not in values]:
+        raise UserError(f"{path} requires {missing[0]}, and got none.")
 
 
 def number_of(wanted: Mapping[str, Any]) -> int:

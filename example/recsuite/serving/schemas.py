@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Collection
 from typing import Any
 
 from recsuite.datasets.schema import CLICKS, HISTORY, Feature, Schema
 from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS
-from recsuite.serving.snapshot import Snapshot
+from recsuite.serving.snapshot import IdTable, Snapshot
 
 JsonSchema = dict[str, Any]
 NUMBER: JsonSchema = {"type": "number"}
@@ -35,6 +37,15 @@ def ids_of(snapshot: Snapshot, name: str) -> JsonSchema:
     """Return the schema of a raw value of a category, such as an id; of any value if none was seen."""
     kind = snapshot.kind_of(name)
     return {"type": TYPES[kind]} if kind in TYPES else {}
+
+
+def first_id(snapshot: Snapshot, name: str) -> list[Any]:
+    """Return one id of users or items that has a row, in a list; an empty one if there is none."""
+    table = snapshot.tables[name]
+    if isinstance(table, IdTable):
+        # Without the texts of all the others.
+        return dataclasses.replace(table, ids=table.ids[:1]).raw_values()
+    return [*itertools.islice(table.rows, 1)]
 
 
 def features_of(snapshot: Snapshot, entities: Collection[str]) -> JsonSchema:
@@ -77,8 +88,10 @@ def _label_of(schema: Schema) -> JsonSchema:
 
 def listed(snapshot: Snapshot) -> JsonSchema:
     """Return the schema of lists of items, each with its score, and with its values if asked for."""
-    parts = [ids_of(snapshot, snapshot.schema.item), NUMBER, {"type": "object"}]
-    return list_of(list_of({"type": "array", "prefixItems": parts, "minItems": 2, "maxItems": 3}))
+    item = snapshot.schema.item
+    parts = [ids_of(snapshot, item), NUMBER, {"type": "object"}]
+    pair = {"type": "array", "prefixItems": parts, "minItems": 2, "maxItems": 3}
+    return list_of(list_of({**pair, "examples": [[*first_id(snapshot, item), 1.5]]}))
 
 
 def answer_of(snapshot: Snapshot, name: str, result: JsonSchema) -> JsonSchema:
