@@ -401,7 +401,7 @@ class ServedModel:
         *,
         events: Sequence[Sequence[Any]] | None = None,
     ) -> torch.Tensor:
-        """Return the vectors of users, which `search` takes. They belong to the checkpoint of now.
+        """Return the vectors of users, which `search` takes; they fit the same run alone.
 
         Args:
             users: As for `recommend`.
