@@ -26,7 +26,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,10 +64,10 @@ CLIENT_SECONDS, FAILING_SECONDS, STOP_SECONDS = 30, 60, 10
 MOST_CONNECTIONS, BACKLOG = 256, 64
 # Descriptors for those connections, for files, and for libraries.
 OTHER_DESCRIPTORS = 2 * BACKLOG + 64
-# The page of the requests loads files of this server alone, see `docs`.
-PAGE = "fastapi_offline"
-# Statuses of answers that are an error.
+# Statuses of errors.
 FAULTS = {"4XX": "a mistake of the request", "503": "no model yet, or too much at once: try again later"}
+# The package that has the files of the page of requests, and what a browser may load for it.
+PAGE = "fastapi_offline"
 POLICY = "default-src 'self' 'unsafe-inline'; img-src 'self' data:"
 # Names of this machine in requests from itself.
 LOCAL, ANY = ("localhost", "127.0.0.1", "[::1]"), "*"
@@ -125,25 +125,38 @@ def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
             if not flags.data_path:
                 say_what_is_missing(follower.model)
             first.app = service(follower, thread.is_alive, hosts)
-            say(f"serving {save_dir} at http://{flags.host}:{port.getsockname()[1]}")
-            follow(follower, threading.Event())
         except BaseException as error:
             failures.append(error)
             server.should_exit = True
+            return
+        say(f"serving {save_dir} at http://{flags.host}:{port.getsockname()[1]}")
+        follow(follower, threading.Event())
 
     with bound(flags.host, flags.port) as port:
         first = UntilServed(f"There is no checkpoint in {save_dir} yet; try again later.", hosts)
         server, thread = server_of(first), threading.Thread(target=run, daemon=True)
-        if threading.current_thread() is threading.main_thread():
-            # uvicorn raises the signal again after the last answers, and this end was asked for.
-            signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
         # Before the server has started, the kernel queues connections.
         port.listen()
         thread.start()
-        server.run(sockets=[port])
+        with ended_by_sigterm(server):
+            server.run(sockets=[port])
     for error in failures:
         raise error
     return 0
+
+
+@contextlib.contextmanager
+def ended_by_sigterm(server: "uvicorn.Server") -> Iterator[None]:
+    """Let a SIGTERM end a server and nothing else: uvicorn raises the signal again after the last answers."""
+    # Python allows handlers in the main thread alone.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class UntilServed:
@@ -596,6 +609,7 @@ def server_of(app: Any) -> "uvicorn.Server":
             app,
             http=protocol(),
             ws="none",
+            lifespan="off",
             backlog=BACKLOG,
             timeout_graceful_shutdown=STOP_SECONDS,
             # A client's mistake is answered but not logged, because the log would grow without limit.
