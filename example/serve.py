@@ -1,7 +1,7 @@
 """Serve the best model of a running training over HTTP: an example of a service, not a product.
 
     ./run.sh dump --save_dir dumps       a training that writes checkpoints
-    python serve.py --save_dir dumps     beside it, before or after it has begun
+    python serve.py --save_dir dumps     beside it; with --wait also before the folder is there
     python serve.py --checkpoint latest  with --inc_dump its deltas too, validated or not
     python serve.py --data_path FOLDER   with features and histories from the data of the training
 
@@ -9,22 +9,24 @@
     curl localhost:8000/score -H "Content-Type: application/json" -d '{"user": [1, 1], "movie": [2, 3]}'
     curl localhost:8000/recommend -H "Content-Type: application/json" -d '{"users": [1], "k": 5}'
 
-Every answer has the step of its model, and the users and items that are out of vocabulary. Without
---data_path only the ids of users and items are known. There is no password; without --host it accepts
-connections from this machine only, and answers to a host of another name than localhost with "Invalid host
-header", unless --allowed_hosts has it, as for a proxy that keeps the name.
+A page at localhost:8000/docs has all requests and answers, and sends them. Every answer has the step of its
+model, and the users and items that are out of vocabulary. Until there is a checkpoint, it is 503 with the
+reason. Without --data_path only the ids of users and items are known. There is no password; without --host it
+accepts connections from this machine only, and answers to a host of another name than localhost with "Invalid
+host header", unless --allowed_hosts has it, as for a proxy that keeps the name.
 """
 
 import argparse
 import contextlib
-import html
 import itertools
 import json
+import math
 import re
+import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +66,11 @@ CLIENT_SECONDS, FAILING_SECONDS, STOP_SECONDS = 30, 60, 10
 MOST_CONNECTIONS, BACKLOG = 256, 64
 # Descriptors for those connections, for files, and for libraries.
 OTHER_DESCRIPTORS = 2 * BACKLOG + 64
+# Statuses of errors.
+FAULTS = {"4XX": "a mistake of the request", "503": "no model yet, or too much at once: try again later"}
+# The package that has the files of the page of requests, and what a browser may load for it.
+PAGE = "fastapi_offline"
+POLICY = "default-src 'self' 'unsafe-inline'; img-src 'self' data:"
 # Names of this machine in requests from itself.
 LOCAL, ANY = ("localhost", "127.0.0.1", "[::1]"), "*"
 
@@ -82,6 +89,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--save_dir", type=folder_at, default=Path("dumps/example"), help="where the training writes"
     )
+    help_text = "answer 503 until there is a --save_dir; without it, a folder that is not there is a mistake"
+    parser.add_argument("--wait", action="store_true", help=help_text)
     parser.add_argument("--data_path", default="", help="the data of the training, read once at the start")
     parser.add_argument(
         "--checkpoint", choices=("best", "latest"), default="best", help="which checkpoint is followed: best"
@@ -96,28 +105,85 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
-    """Wait for the first model, then answer from the newest one."""
-    require_installed("serve.py", "fastapi", "uvicorn")
+    """Answer from the newest model, and with 503 until there is a first one."""
+    require_installed("serve.py", "fastapi", "uvicorn", PAGE)
     from recsuite.serving.followers import follow, retried, wait_for_first
     from recsuite.serving.served import Follower
 
     if model is None:
         from example import make_model as model
     hosts = hosts_of(flags.allowed_hosts, flags.host)
+    save_dir, failures = flags.save_dir, list[BaseException]()
+    if not (flags.wait or retried(save_dir.exists)):
+        raise UserError(
+            f"--save_dir {save_dir} does not exist. Fix: give the folder of a training, or --wait if one "
+            "will make it."
+        )
+
+    def run() -> None:
+        try:
+            wait_for_first(save_dir, flags.checkpoint)
+            first.reason = f"The model in {save_dir} is being loaded; try again later."
+            given = flags.checkpoint, model, flags.accept_changed_model, flags.data_path
+            follower = retried(lambda: Follower(save_dir, None, *given))
+            if not flags.data_path:
+                say_what_is_missing(follower.model)
+            first.app = service(follower, thread.is_alive, hosts)
+        except BaseException as error:
+            failures.append(error)
+            server.should_exit = True
+            return
+        say(f"serving {save_dir} at http://{flags.host}:{port.getsockname()[1]}")
+        follow(follower, threading.Event())
+
     with bound(flags.host, flags.port) as port:
-        wait_for_first(flags.save_dir, flags.checkpoint)
-        given = flags.checkpoint, model, flags.accept_changed_model, flags.data_path
-        follower = retried(lambda: Follower(flags.save_dir, None, *given))
-        if not flags.data_path:
-            say_what_is_missing(follower.model)
-        thread = threading.Thread(target=follow, args=(follower, threading.Event()), daemon=True)
-        server = server_of(service(follower, thread.is_alive, hosts))
-        thread.start()
-        # A client may connect after the next line: the kernel queues it until the server has started.
+        first = UntilServed(f"There is no checkpoint in {save_dir} yet; try again later.", hosts)
+        server, thread = server_of(first), threading.Thread(target=run, daemon=True)
+        # Before the server has started, the kernel queues connections.
         port.listen()
-        say(f"serving {flags.save_dir} at http://{flags.host}:{port.getsockname()[1]}")
-        server.run(sockets=[port])
+        thread.start()
+        with ended_by_sigterm(server):
+            server.run(sockets=[port])
+    for error in failures:
+        raise error
     return 0
+
+
+@contextlib.contextmanager
+def ended_by_sigterm(server: "uvicorn.Server") -> Iterator[None]:
+    """Let a SIGTERM end a server and nothing else: uvicorn raises the signal again after the last answers."""
+    # Python allows handlers in the main thread alone.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class UntilServed:
+    """ASGI application that answers each request with 503 and a reason until `app` is set, and then as that.
+
+    hosts: see `hosts_of`.
+    """
+
+    def __init__(self, reason: str, hosts: Collection[str] = (ANY,)) -> None:
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+        self.reason = reason
+        self.app: Any = TrustedHostMiddleware(self._refuse, allowed_hosts=[*hosts], www_redirect=False)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request."""
+        await self.app(scope, receive, send)
+
+    async def _refuse(self, scope: Any, receive: Any, send: Any) -> None:
+        from fastapi.responses import JSONResponse
+
+        answer = JSONResponse({"error": self.reason}, 503, {"Retry-After": str(QUEUE_SECONDS)})
+        await answer(scope, receive, send)
 
 
 def say_what_is_missing(model: "ServedModel") -> None:
@@ -135,7 +201,7 @@ def say_what_is_missing(model: "ServedModel") -> None:
 
 
 def bound(host: str, number: int) -> contextlib.closing[socket.socket]:
-    """Return a socket at the address. It does not listen yet: before the first model there is no answer."""
+    """Return a socket at the address, which does not listen yet."""
     # With a protocol number, because asyncio disables Nagle's algorithm only then: an answer took 45 ms.
     port = socket.socket(proto=socket.IPPROTO_TCP)
     try:
@@ -177,20 +243,34 @@ def service(
     """
     import anyio
     from fastapi import FastAPI, Request
-    from fastapi.responses import HTMLResponse, JSONResponse, Response
+    from fastapi.openapi.docs import get_swagger_ui_html
+    from fastapi.responses import JSONResponse, Response
     from fastapi.routing import APIRoute
+    from fastapi.staticfiles import StaticFiles
     from pydantic_core import from_json
     from starlette.exceptions import HTTPException
     from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.requests import ClientDisconnect
 
     from recsuite.serving.followers import from_one_snapshot, unknown_of
+    from recsuite.serving.schemas import ERROR
 
     # Without the pages of FastAPI, which load scripts from another server.
-    app = FastAPI(title="recommendations", docs_url=None, redoc_url=None)
+    app = FastAPI(title="recommendations", version=rs.__version__, docs_url=None, redoc_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)
+    app.mount("/assets", StaticFiles(packages=[(PAGE, "static")]))
     model, slots = follower.model, anyio.Semaphore(COMPUTATIONS)
-    of_score, of_recommend = bodies(model.snapshot)
+    requests, answers, examples = bodies(model), answers_of(model.snapshot), examples_of(model)
+
+    def described(path: str) -> dict[str, Any]:
+        responses = {status: in_json(ERROR, text) for status, text in FAULTS.items()}
+        if path == "/health":
+            responses["503"] = in_json({"anyOf": [answers[path], ERROR]}, FAULTS["503"])
+        about: dict[str, Any] = {"responses": {**responses, "200": in_json(answers[path], "the answer")}}
+        if path in requests:
+            body = in_json(requests[path], "the request", examples[path])
+            about["openapi_extra"] = {"requestBody": {"required": True, **body}}
+        return about
 
     @app.exception_handler(UserError)
     async def refuse(request: Request, error: Exception) -> Response:
@@ -226,6 +306,9 @@ def service(
                 ) from None
             if not isinstance(values, dict):
                 raise HTTPException(422, f"{request.url.path} takes one JSON object.")
+            # Features are checked with their values, because another training may have others.
+            if request.url.path != "/score":
+                check_fields(request.url.path, values, requests[request.url.path])
             return JSONResponse(answer(values))
 
         body = await body_of(request)
@@ -249,7 +332,7 @@ def service(
         about = {"step": snapshot.manifest.progress.step, "run": snapshot.manifest.run}
         return {name: answer, "unknown": shortened, **about}
 
-    @app.get("/")
+    @app.get("/", **described("/"))
     async def index() -> list[dict[str, str]]:
         """This list."""
         here = [route for route in app.routes if isinstance(route, APIRoute)]
@@ -258,11 +341,21 @@ def service(
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
-        """A page with the schemas of the requests; GET /openapi.json has them as JSON."""
-        return HTMLResponse(f"<pre>{html.escape(json.dumps(app.openapi(), indent=1))}</pre>")
+        """A page that shows and sends the requests; GET /openapi.json has their schemas."""
+        # Relative addresses, for a proxy with a prefix; and no validator, which is another server.
+        page = get_swagger_ui_html(
+            openapi_url="openapi.json",
+            title=app.title,
+            swagger_js_url="assets/swagger-ui-bundle.js",
+            swagger_css_url="assets/swagger-ui.css",
+            swagger_favicon_url="assets/favicon.png",
+            swagger_ui_parameters={"validatorUrl": None},
+        )
+        page.headers["Content-Security-Policy"] = POLICY
+        return page
 
     # Not in a thread, and without a lock: it answers while everything else computes.
-    @app.get("/health")
+    @app.get("/health", **described("/health"))
     async def health() -> Response:
         """Step, age and name of the served checkpoint, and the last failure to follow; 503 while it lasts."""
         snapshot, ends = model.snapshot, not is_following()
@@ -275,7 +368,7 @@ def service(
         is_ill = ends or (bool(failure) and looked > FAILING_SECONDS)
         return JSONResponse(about, 503 if is_ill else 200)
 
-    @app.post("/score", openapi_extra=of_score)
+    @app.post("/score", **described("/score"))
     async def score(request: Request) -> Response:
         """Scores of pairs of a user and an item, from an array for each feature, all of one length."""
 
@@ -289,55 +382,157 @@ def service(
 
         return await computed(request, answer)
 
-    @app.post("/recommend", openapi_extra=of_recommend)
-    async def recommend(request: Request) -> Response:
-        """The k items with the highest scores for each user."""
-
+    async def best(request: Request, what: str, find: Callable[..., Any]) -> Response:
         def answer(wanted: dict[str, Any]) -> dict[str, Any]:
-            names = of_recommend["requestBody"]["content"]["application/json"]["schema"]["properties"]
-            if strange := wanted.keys() - names.keys():
-                raise UserError(f"/recommend takes {', '.join(names)}, not {printable(min(strange))!r}.")
+            names = wanted.pop("features", None)
 
             def ask() -> Any:
-                check_request(model, wanted)
-                return model.recommend(**wanted)
+                check_lists(model, what, wanted, names)
+                return with_values(model, find(**wanted), names)
 
             return answered("items", ask, lambda schema: ids_of_request(wanted, schema))
+
+        return await computed(request, answer)
+
+    @app.post("/recommend", **described("/recommend"))
+    async def recommend(request: Request) -> Response:
+        """The k items with the highest scores for each user."""
+        return await best(request, "users", model.recommend)
+
+    @app.post("/similar", **described("/similar"))
+    async def similar(request: Request) -> Response:
+        """For each item the k others with the highest cosines to it."""
+        return await best(request, "items", model.similar_items)
+
+    @app.post("/search", **described("/search"))
+    async def search(request: Request) -> Response:
+        """For each vector the k items with the highest scores, as for a user with that vector."""
+        return await best(request, "vectors", model.search)
+
+    @app.post("/vectors", **described("/vectors"))
+    async def vectors(request: Request) -> Response:
+        """Vectors of users, for /search, or of items."""
+
+        def answer(wanted: dict[str, Any]) -> dict[str, Any]:
+            if not wanted or ("items" in wanted and len(wanted) > 1):
+                raise UserError(
+                    "/vectors takes users, with or without events, or items. Fix: give one of them."
+                )
+            find = model.item_vectors if "items" in wanted else model.user_vectors
+
+            def ask() -> Any:
+                width = model.items().vectors[0:1].numel()
+                check_size("numbers of vectors", width * number_of(wanted), MOST_PAIRS)
+                return find(**wanted).tolist()
+
+            return answered("vectors", ask, lambda schema: ids_of_request(wanted, schema))
 
         return await computed(request, answer)
 
     return app
 
 
-def bodies(snapshot: "Snapshot") -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the OpenAPI schemas of the bodies of /score and /recommend, with the features of a model."""
+def bodies(model: "ServedModel") -> dict[str, dict[str, Any]]:
+    """Return the JSON schema of the body of each request, with the features of a model."""
     from recsuite.serving.request import AS_TRAINED, SEEN
+    from recsuite.serving.schemas import NUMBER, events_of, features_of, ids_of, list_of, object_of
     from recsuite.serving.snapshot import EVERYTHING
 
-    lists, array = {feature.name for feature in snapshot.features if feature.multi}, {"type": "array"}
-    nested = {"type": "array", "items": {"type": "array", "items": {}}}
-
-    def values_of(entities: Collection[str]) -> dict[str, Any]:
-        names = snapshot.names_of(entities)
-        fields = {name: nested if name in lists or name.startswith(HISTORY) else array for name in names}
-        return {"type": "object", "additionalProperties": False, "properties": fields}
-
+    snapshot, names = model.snapshot, model.item_names
+    items = list_of(ids_of(snapshot, snapshot.schema.item))
+    ids = list_of(ids_of(snapshot, snapshot.schema.user))
+    users = {"anyOf": [ids, features_of(snapshot, (USER, EVENT, HISTORY))]}
+    events = list_of(events_of(snapshot))
+    k = {"type": "integer", "minimum": 1, "default": 10}
+    shown = list_of({"enum": names} if names else {"type": "string"})
     fields = {
-        "users": {"anyOf": [array, values_of((USER, EVENT, HISTORY))]},
-        "k": {"type": "integer", "minimum": 1, "default": 10},
-        "events": nested,
-        "exclude": {"anyOf": [{"enum": [AS_TRAINED, SEEN, None]}, nested], "default": AS_TRAINED},
-        "candidates": array,
-        "also_exclude": nested,
+        "users": users,
+        "k": k,
+        "events": events,
+        "exclude": {"anyOf": [{"enum": [AS_TRAINED, SEEN, None]}, list_of(items)], "default": AS_TRAINED},
+        "candidates": items,
+        "also_exclude": list_of(items),
         "at_most": {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}},
         "least_distance": {"type": "number", "minimum": 0, "maximum": 2},
+        "features": shown,
     }
-    wanted = {"type": "object", "additionalProperties": False, "properties": fields}
-    score, recommend = (
-        {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-        for schema in (values_of(EVERYTHING), wanted)
-    )
-    return score, recommend
+    vectors = {
+        "vectors": list_of(list_of(NUMBER)),
+        "k": k,
+        "approximate": {"type": "boolean"},
+        "features": shown,
+    }
+    return {
+        "/score": features_of(snapshot, EVERYTHING),
+        "/recommend": object_of(fields),
+        "/similar": object_of({"items": items, "k": k, "features": shown}, ["items"]),
+        "/search": object_of(vectors, ["vectors"]),
+        "/vectors": object_of({"users": users, "events": events, "items": items}),
+    }
+
+
+def answers_of(snapshot: "Snapshot") -> dict[str, dict[str, Any]]:
+    """Return the JSON schema of each answer of status 200."""
+    from recsuite.serving.schemas import NUMBER, TEXT, answer_of, list_of, listed, object_of
+
+    best = answer_of(snapshot, "items", listed(snapshot))
+    health = {
+        **dict.fromkeys(("age_seconds", "looked_seconds_ago"), NUMBER),
+        **{"step": {"type": "integer"}, "checkpoint": TEXT, "failure": {"type": ["string", "null"]}},
+    }
+    each = object_of({"endpoint": TEXT, "answer": TEXT}, ["endpoint", "answer"])
+    # Of a model with several labels each pair has a score for each of them.
+    scores = {"anyOf": [list_of(NUMBER), list_of(list_of(NUMBER))]}
+    return {
+        "/": list_of(each),
+        "/health": object_of(health, health),
+        "/score": answer_of(snapshot, "scores", scores),
+        **dict.fromkeys(("/recommend", "/similar", "/search"), best),
+        "/vectors": answer_of(snapshot, "vectors", list_of(list_of(NUMBER))),
+    }
+
+
+def examples_of(model: "ServedModel") -> dict[str, Any]:
+    """Return for each request a small body that this model answers."""
+    from recsuite.serving.schemas import first_id
+
+    schema, known = model.snapshot.schema, model.items()
+    users, items = first_id(model.snapshot, schema.user), known.ids[:1]
+    width = known.vectors[:1].numel()
+    return {
+        "/score": {schema.user: users, schema.item: items},
+        "/recommend": {"users": users, "k": 5},
+        "/similar": {"items": items, "k": 5},
+        "/search": {"vectors": [[0.1] * width], "k": 5},
+        "/vectors": {"users": users},
+    }
+
+
+def in_json(schema: dict[str, Any], description: str, example: Any = None) -> dict[str, Any]:
+    """Return the OpenAPI description of a body in JSON."""
+    content = {"schema": schema} if example is None else {"schema": schema, "example": example}
+    return {"description": description, "content": {"application/json": content}}
+
+
+def with_values(model: "ServedModel", lists: list[list[tuple[Any, float]]], names: Any) -> list[Any]:
+    """Return lists of items and scores, each item with values of these names if there are any."""
+    if names is None:
+        return lists
+    found = iter(model.item_values([item for mine in lists for item, _ in mine], names))
+    return [[(*pair, plain(next(found))) for pair in mine] for mine in lists]
+
+
+def plain(value: Any) -> Any:
+    """Return a raw value of an item as JSON has it; None for NaN, and a text for a time."""
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple | set):
+        return [plain(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, str | int | None) else str(value)
 
 
 def longest_of(lists: Iterable[Any]) -> int:
@@ -357,20 +552,42 @@ def check_size(what: str, number: int, most: int) -> None:
         )
 
 
-def check_request(model: "ServedModel", wanted: Mapping[str, Any]) -> None:
-    """Check the size of a request for recommendations; other faults are refused later."""
-    users, k, candidates = wanted.get("users"), wanted.get("k", 10), wanted.get("candidates")
+def check_fields(path: str, values: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
+    """Refuse a body with fields that its schema does not have, or without those that it requires."""
+    names = schema["properties"]
+    if strange := values.keys() - names.keys():
+        raise UserError(f"{path} takes {', '.join(names)}, not {printable(min(strange))!r}.")
+    if missing := [name for name in schema["required"] if name not in values]:
+        raise UserError(f"{path} requires {missing[0]}, and got none.")
+
+
+def number_of(wanted: Mapping[str, Any]) -> int:
+    """Return the number of users, items or vectors of a request."""
+    users = wanted.get("users")
     given = users.values() if isinstance(users, dict) else [users]
-    number = longest_of([*given, wanted.get("events")])
-    check_size("users x k", number * k if isinstance(k, int) else 0, MOST_ANSWERS)
+    return longest_of([*given, *(wanted.get(name) for name in ("events", "items", "vectors"))])
+
+
+def check_lists(model: "ServedModel", what: str, wanted: Mapping[str, Any], names: Any) -> None:
+    """Check the size of a request for k items for each of some users, items or vectors, as `what` says.
+
+    names: of the values that each item gets. Other faults are refused later.
+    """
+    number, k, candidates = number_of(wanted), wanted.get("k", 10), wanted.get("candidates")
+    in_answer = number * k if isinstance(k, int) else 0
+    check_size(f"{what} x k", in_answer, MOST_ANSWERS)
+    check_size(
+        f"{what} x k x features", in_answer * len(names) if isinstance(names, list) else 0, MOST_ANSWERS
+    )
     items = len(candidates) if isinstance(candidates, list) else len(model.items().ids)
     # For one user all items may be scored, without a limit.
     if number > 1:
-        check_size("users x items", number * items, MOST_PAIRS)
+        check_size(f"{what} x items", number * items, MOST_PAIRS)
     if wanted.get("least_distance"):
+        users = wanted.get("users")
         lists = users.get(HISTORY) if isinstance(users, dict) else wanted.get("events")
         longest = longest_of(lists) if isinstance(lists, list) else 0
-        check_size("users x items x histories", number * items * longest, MOST_COSINES)
+        check_size(f"{what} x items x histories", number * items * longest, MOST_COSINES)
 
 
 def short(value: Any) -> Any:
@@ -389,8 +606,10 @@ def ids_of_request(request: dict[str, Any], schema: "Schema") -> tuple[list[Any]
     users, items = request.get("users") or [], list[Any]()
     if isinstance(users, dict):
         users, items = ids_of_values(users, schema)
-    lists = [[item for item, _ in mine] for mine in request.get("events") or []]
-    return users, [*items, *(request.get("candidates") or []), *itertools.chain(*lists)]
+    # Clicks may be items alone.
+    events = itertools.chain(*(request.get("events") or []))
+    items += [event[0] if isinstance(event, list) else event for event in events]
+    return users, [*(request.get("items") or []), *(request.get("candidates") or []), *items]
 
 
 def server_of(app: Any) -> "uvicorn.Server":
@@ -402,6 +621,7 @@ def server_of(app: Any) -> "uvicorn.Server":
             app,
             http=protocol(),
             ws="none",
+            lifespan="off",
             backlog=BACKLOG,
             timeout_graceful_shutdown=STOP_SECONDS,
             # A client's mistake is answered but not logged, because the log would grow without limit.

@@ -52,6 +52,7 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "confluent_kafka": ("confluent-kafka", "kafka"),
     "faiss": ("faiss-cpu", "index"),
     "fastapi": ("fastapi", "serve"),
+    "fastapi_offline": ("fastapi-offline", "serve"),
     "fsspec": ("fsspec", "stores"),
     "mlflow": ("mlflow-skinny", "mlflow"),
     "onnx": ("onnx", "onnx"),

@@ -62,7 +62,7 @@ OTHER_FLAGS = [
         "--warm",
         "--no_final_fit",
     ),
-    *("--ntasks-per-node", "--url", "--allowed_hosts"),
+    *("--ntasks-per-node", "--url", "--allowed_hosts", "--wait"),
     # Of prepare.py.
     *("--address", "--duplicates", "--test_fraction", "--validation_fraction"),
     # Of ./run.sh plan.

@@ -162,8 +162,14 @@ def test_a_deepfm_with_a_loss_a_metric_and_a_callback_of_its_own_trains_loads_on
         wanted = dict(zip(ids, model.score({**one, **items}).tolist(), strict=True))
         assert dict(found) == pytest.approx(wanted, abs=1e-6)
         assert [score for _, score in found] == sorted((score for _, score in found), reverse=True)
-    with pytest.raises(rs.UserError, match=r"similar_items requires vectors .* recsuite\.TwoSided"):
-        model.similar_items([cases.items[0]])
+    for method, given in (
+        ("similar_items", [cases.items[0]]),
+        ("item_vectors", [cases.items[0]]),
+        ("user_vectors", user),
+        ("search", [[0.0]]),
+    ):
+        with pytest.raises(rs.UserError, match=rf"{method} requires vectors .* recsuite\.TwoSided"):
+            getattr(model, method)(given)
     with pytest.raises(rs.UserError, match="leave approximate out"):
         model.recommend(user, approximate=True)
 

@@ -31,7 +31,7 @@ from tests.support.launch import ROOT, python, run_command, succeeded
 # with the CUDA builds of torch, and typing_extensions is for the type checker alone. tomllib is a part of
 # Python itself, from 3.11 on.
 HIDDEN, NOT_NAMED = (
-    {"tensorboard", "faiss-cpu", "s3fs", "fastapi", "uvicorn", "recsuite"},
+    {"tensorboard", "faiss-cpu", "s3fs", "fastapi", "fastapi-offline", "uvicorn", "recsuite"},
     {"fbgemm-gpu-cpu", "fbgemm-gpu", "typing-extensions", "tomllib", "cuda"},
 )
 # Built from these alone: the lists of packages and the documents are no part of it.

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from recsuite.checkpoint.shards import (
 from recsuite.errors import UserError
 from recsuite.serving.reader import check_same_tables
 from recsuite.serving.request import ids_of_values
+from recsuite.serving.schemas import first_id
 from recsuite.serving.snapshot import IdTable, TableChange
 from recsuite.training.progress import Progress
 from tests.support.dynamic_checkpoints import SPEC, Table, advance
@@ -168,6 +170,7 @@ def test_a_delta_adds_and_removes_texts_with_their_ids(tmp_path: Path) -> None:
     assert served.raw_values() == ["drei\u00df", "five"]
     assert served.texts is not None
     assert len(served.texts.ids) == 2
+    assert first_id(SimpleNamespace(tables={"user": served}), "user") == ["drei\u00df"]  # type: ignore[arg-type]
     other = write(tmp_path / "2", {5: 0.5}, gone=[], texts={5: "fuenf"})
     with pytest.raises(UserError, match="'five' and 'fuenf' of user have the same id, 5"):
         after(served, tmp_path / "2", other)

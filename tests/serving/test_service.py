@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import html
 import inspect
 import json
 import re
 import runpy
+import signal
 import socket
 import sys
 import threading
@@ -69,21 +69,21 @@ class Service:
 def service(trained_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service of a script with a model of its own, without the data of the training.
 
-    It was started before the first checkpoint, and refused connections until then.
+    It was started before there was a folder, and answered 503 until the first checkpoint.
     """
     folder, said = tmp_path_factory.mktemp("service"), list[str]()
     save_dir, address = folder / "dumps", f"http://127.0.0.1:{(port := free_port())}"
-    save_dir.mkdir()
     (folder / "own.py").write_text(OWN_SCRIPT)
-    flags = ["--save_dir", str(save_dir), "--port", str(port), "--checkpoint", "latest"]
+    flags = ["--save_dir", str(save_dir), "--port", str(port), "--checkpoint", "latest", "--wait"]
     with (
         started([sys.executable, str(folder / "own.py"), *flags], real=True, env=ENV) as process,
         httpx.Client(base_url=address, timeout=60, trust_env=False) as client,
     ):
         assert process.stdout is not None
         wait_for(process, "waiting for the first checkpoint")
-        with pytest.raises(httpx.ConnectError):
-            client.get("/health")
+        for reply in (client.get("/health"), client.post("/score", json=VALUES), client.get("/docs")):
+            assert (reply.status_code, reply.headers["Retry-After"]) == (503, "5")
+            assert f"no checkpoint in {save_dir} yet" in reply.json()["error"]
         publish_state(trained_folder / "dumps", 8, save_dir)
         while not (line := process.stdout.readline()).startswith("serving "):
             assert line
@@ -112,6 +112,7 @@ def main_in_a_thread(*flags: str) -> Iterator[Any]:
             wait_until(lambda: servers and servers[0].started)
             host, port = servers[0].servers[0].sockets[0].getsockname()
             with httpx.Client(base_url=f"http://{host}:{port}", timeout=60, trust_env=False) as client:
+                wait_until(lambda: client.get("/health").status_code == 200)
                 yield client
         finally:
             end.set()
@@ -303,6 +304,43 @@ def test_a_server_without_the_data_of_the_training_names_the_missing_features(
         assert alone == [[[*pair] for pair in model.recommend([1], 5)[0]]]
 
 
+def test_a_missing_folder_is_refused_and_an_empty_one_is_waited_for_until_sigterm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve.main(["--save_dir", str(tmp_path / "typo"), "--port", "0"]) == 2
+    assert f"--save_dir {tmp_path / 'typo'} does not exist. Fix: " in capsys.readouterr().err
+    port = free_port()
+    command = [sys.executable, str(SERVE), "--save_dir", str(tmp_path), "--port", str(port)]
+    with started(command) as process:
+        wait_for(process, "waiting for the first checkpoint")
+        reply = httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False)
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=60)
+    assert (reply.status_code, reply.json().keys()) == (503, {"error"})
+    assert (process.returncode, output, errors) == (0, "", "")
+
+
+def test_an_application_without_a_model_answers_its_hosts_alone() -> None:
+    first = serve.UntilServed("a reason", hosts=["localhost"])
+    with answering(first) as (client, _):
+        for host, status in (("localhost", 503), ("evil.com", 400)):
+            assert client.get("/health", headers={"Host": host}).status_code == status
+        first.app = serve.service(random_follower())
+        assert client.get("/health").status_code == 200
+
+
+@pytest.mark.usefixtures("quick_looks")
+def test_a_wait_is_said_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(followers, "REMIND_SECONDS", 0.0)
+    looks = iter([False, False, True])
+    monkeypatch.setattr(followers, "_has_learned", lambda *_: next(looks))
+    followers.wait_for_first(tmp_path)
+    first, again = capsys.readouterr().out.splitlines()
+    assert again.startswith(f"{first}, for 0 s")
+
+
 def test_command_line_http_and_python_recommend_and_score_the_same(
     trained_folder: Path, synthetic_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -312,6 +350,8 @@ def test_command_line_http_and_python_recommend_and_score_the_same(
         step = client.get("/health").json()["step"]
         pairs = {"user": [1] * 5, "movie": [item for item, _ in served]}
         scored = client.post("/score", json=pairs).json()["scores"]
+        wanted = {"users": [1], "k": 2, "features": ["title", "genres"]}
+        (shown,) = client.post("/recommend", json=wanted).json()["items"]
     model = ServedModel.open(save_dir, model=make_model, data_path=data)
     (found,) = model.recommend([1], 5)
     assert (step, served) == (model.progress.step, [[*pair] for pair in found])
@@ -330,6 +370,9 @@ def test_command_line_http_and_python_recommend_and_score_the_same(
     items = open_viewer(model, Config.of(**flags, recommend=True), flags.keys()).raw.items
     titles = dict(zip(items["movie_id"], items["title"], strict=True))
     lowest, highest = SCHEMA.lowest_label, SCHEMA.highest_label
+    genres = dict(zip(items["movie_id"], items["genres"], strict=True))
+    about = [{"title": titles[item], "genres": list(genres[item])} for item, _ in found[:2]]
+    assert shown == [[*pair, values] for pair, values in zip(found, about, strict=False)]
     assert rows == [(titles[item], f"{min(max(score, lowest), highest):.3f}") for item, score in found]
 
 
@@ -366,9 +409,9 @@ def test_a_follower_of_the_best_checkpoint_passes_over_a_later_one_that_is_worse
 JSON = {"Content-Type": "application/json"}
 
 
-def random_follower() -> Any:
+def random_follower(task: str = "ranking") -> Any:
     """Of a model of random rows, which no training changes."""
-    snapshot = snapshot_of("ranking")
+    snapshot = snapshot_of(task)
     manifest = dataclasses.replace(snapshot.manifest, time="2026-01-01T00:00:00+00:00")
     model = ServedModel(dataclasses.replace(snapshot, manifest=manifest))
     return SimpleNamespace(
@@ -694,11 +737,13 @@ def test_no_odd_request_is_answered_with_500_or_printed(capfd: pytest.CaptureFix
     for each in odd:
         bodies += [b'{"user": [%s], "movie": [3]}' % each.encode(), b'{"gender": [%s]}' % each.encode()]
         bodies += [b'{"users": [1], "k": %s}' % each.encode(), b'{"events": %s}' % each.encode()]
+        bodies += [b'{"items": %s}' % each.encode(), b'{"vectors": %s}' % each.encode()]
+        bodies += [b'{"users": [1], "features": [%s]}' % each.encode(), b'{"items": [[%s]]}' % each.encode()]
     heads = [{}, {"Content-Type": "text/plain"}, {**JSON, "Content-Encoding": "gzip"}]
     with answering(serve.service(random_follower())) as (client, _):
         replies = [
             client.post(path, content=body, headers=JSON)
-            for path in ("/score", "/recommend")
+            for path in ("/score", "/recommend", "/similar", "/search", "/vectors")
             for body in bodies
         ]
         replies += [client.post("/score", content=b"{}", headers=head) for head in heads]
@@ -795,13 +840,9 @@ def test_what_is_no_name_of_a_host_is_refused_at_the_start(
 def test_the_service_describes_its_routes_and_request_fields() -> None:
     with answering(serve.service(random_follower())) as (client, _):
         listed = {each["endpoint"]: each["answer"] for each in client.get("/").json()}
-        assert listed.keys() == {"GET /", "GET /health", "POST /score", "POST /recommend", "GET /docs"}
+        posts = {f"POST /{name}" for name in ("score", "recommend", "similar", "search", "vectors")}
+        assert listed.keys() == {"GET /", "GET /health", "GET /docs"} | posts
         assert all(listed.values())
-        page = client.get("/docs")
-        assert page.status_code == 200
-        # Its only tags are its own: it loads nothing from another server.
-        assert re.findall(r"<[^>]*>", page.text) == ["<pre>", "</pre>"]
-        assert '"/score": {' in html.unescape(page.text)
         assert client.get("/redoc").status_code == 404
         paths = client.get("/openapi.json").json()["paths"]
         bodies = {
@@ -812,4 +853,139 @@ def test_the_service_describes_its_routes_and_request_fields() -> None:
     assert bodies["/score"].keys() == names | {"history", "history_ratings"}
     assert bodies["/score"]["genres"]["items"]["type"] == "array"
     arguments = {*inspect.signature(ServedModel.recommend).parameters} - {"self", "approximate"}
-    assert bodies["/recommend"].keys() == arguments
+    assert bodies["/recommend"].keys() == arguments | {"features"}
+
+
+def test_the_page_of_the_requests_and_what_it_loads_come_from_this_server() -> None:
+    with answering(serve.service(random_follower())) as (client, _):
+        page = client.get("/docs")
+        assert "://" not in page.text
+        loaded = re.findall(r"(?:src|href|url)\W+([\w./-]+)", page.text)
+        assert {Path(address).suffix for address in loaded} == {".js", ".css", ".png", ".json"}
+        for address in loaded:
+            reply = client.get(f"/{address}")
+            assert reply.status_code == 200
+            assert address.endswith(".js") or not re.search(r"(url\(|@import)\W*(https?:)?//", reply.text)
+        # A browser refuses what a script asks of another server.
+        policy = page.headers["Content-Security-Policy"]
+        sources = {source for part in policy.split(";") for source in part.split()[1:]}
+        assert sources == {"'self'", "'unsafe-inline'", "data:"}
+
+
+@pytest.mark.parametrize("task", ["rating", "ranking"])
+def test_requests_and_answers_are_those_of_the_schemas(task: str) -> None:
+    validators = pytest.importorskip("jsonschema", reason="needs a package of requirements-dev.txt")
+    follower = random_follower(task)
+    follower.model.describe_items({"movie": [3, 6, 9], "year": [1990, 1991, None]})
+
+    def is_valid(value: Any, body: Any) -> bool:
+        validators.Draft202012Validator.check_schema(schema := body["content"]["application/json"]["schema"])
+        return bool(validators.Draft202012Validator(schema).is_valid(value))
+
+    history = {"user": [1, None], "history": [[3], []], "history_ratings": [[4.5], []]}
+    more: dict[str, list[dict[str, Any]]] = {
+        "/score": [{**history, "movie": [3, -1], "genres": [["Drama"], []], "age": [18, None]}],
+        "/recommend": [
+            {"users": history, "exclude": [[3], []], "features": ["year"]},
+            {"events": [[[3, 4.0]]], "exclude": None, "candidates": [3, -5]},
+        ],
+        "/similar": [{"items": [3], "features": ["movie", "year"]}],
+        "/search": [],
+        "/vectors": [{"items": [3, 9]}, {"events": [[[3, 4.0]]]}],
+    }
+    odd: dict[str, Any] = {
+        "/score": {"user": 1},
+        "/recommend": {"k": 0, "users": [1]},
+        "/similar": {},
+        "/search": {"vectors": [["a"]]},
+        "/vectors": {"other": 1},
+    }
+    with answering(serve.service(follower)) as (client, _):
+        paths = client.get("/openapi.json").json()["paths"]
+        for path in ("/", "/health"):
+            assert is_valid(client.get(path).json(), paths[path]["get"]["responses"]["200"])
+        assert paths.keys() - more.keys() == {"/", "/health"}
+        for path, bodies in more.items():
+            about = paths[path]["post"]
+            example = about["requestBody"]["content"]["application/json"]["example"]
+            for body in (example, *bodies):
+                assert is_valid(body, about["requestBody"])
+                reply = client.post(path, json=body)
+                assert reply.status_code == 200, reply.text
+                assert is_valid(reply.json(), about["responses"]["200"]), reply.text
+            assert not is_valid({**reply.json(), "step": "7"}, about["responses"]["200"])
+            assert not is_valid(odd[path], about["requestBody"])
+            reply = client.post(path, json=odd[path])
+            assert reply.status_code == 400
+            assert is_valid(reply.json(), about["responses"]["4XX"])
+        follower.failure, follower.looked = "a reason", follower.looked - serve.FAILING_SECONDS - 1
+        for reply in (client.get("/health"), SimpleNamespace(json=lambda: {"error": "a reason"})):
+            assert is_valid(reply.json(), paths["/health"]["get"]["responses"]["503"])
+
+
+def test_search_of_the_vectors_of_users_and_similar_items_are_those_of_python() -> None:
+    follower = random_follower()
+    model = follower.model
+    with answering(serve.service(follower)) as (client, _):
+
+        def asked(path: str, **body: Any) -> Any:
+            reply = client.post(path, json=body)
+            assert reply.status_code == 200, reply.text
+            return reply.json()
+
+        users = {"user": [1, -7], "history": [[3], []], "history_ratings": [[4.5], []]}
+        vectors = asked("/vectors", users=users)["vectors"]
+        assert vectors == model.user_vectors(users).tolist()
+        found = asked("/search", vectors=vectors, k=3)
+        assert found["items"] == asked("/recommend", users=users, k=3, exclude=None)["items"]
+        assert (found["step"], found["unknown"]) == (7, {"user": [], "movie": []})
+        wanted = [[[*pair] for pair in mine] for mine in model.similar_items([6, 63], 3)]
+        assert asked("/similar", items=[6, 63], k=3)["items"] == wanted
+        assert asked("/vectors", items=[6])["vectors"] == model.item_vectors([6]).tolist()
+        over = serve.MOST_PAIRS // ITEMS + 1
+        for path, body, sentence in (
+            ("/similar", {"items": [-5]}, "Unknown movie -5"),
+            ("/similar", {"items": [3] * 11, "k": 10_000}, "items x k must be at most 100,000"),
+            ("/similar", {"k": 3}, "/similar requires items"),
+            ("/search", {"vectors": [[1.0]]}, "vectors must have 8 numbers each"),
+            ("/search", {"vectors": [[0.0] * 8] * over, "k": 1}, "vectors x items must be at most 2,000,000"),
+            ("/search", {"vectors": [[0.0] * 8], "users": [1]}, "/search takes vectors, k, approximate"),
+            (
+                "/vectors",
+                {"items": [3], "users": [1]},
+                "/vectors takes users, with or without events, or items",
+            ),
+            ("/vectors", {"users": [1] * 250_001}, "numbers of vectors must be at most 2,000,000"),
+        ):
+            reply = client.post(path, json=body)
+            assert (reply.status_code, sentence in reply.json()["error"]) == (400, True), reply.text
+
+
+def test_items_of_an_answer_have_the_values_that_were_asked_for() -> None:
+    follower = random_follower()
+    with answering(serve.service(follower)) as (client, _):
+        body = {"items": [6], "k": 1, "features": ["title"]}
+        assert "requires a description of the items" in client.post("/similar", json=body).json()["error"]
+        when = [SimpleNamespace(tolist=lambda: [0.5, float("nan")]), {1}]
+        shown: dict[str, Any] = {"title": ["C", "B", "A"], "odd": [*when, float("inf")]}
+        follower.model.describe_items({"movie": [9, 6, 3], "genres": [["War"], [], ["Drama"]]}, shown)
+        (found,) = client.post("/similar", json={"items": [6], "features": [*shown, "genres"]}).json()[
+            "items"
+        ]
+        assert {item: values for item, _, values in found} == {
+            9: {"title": "C", "odd": [0.5, None], "genres": ["War"]},
+            3: {"title": "A", "odd": None, "genres": ["Drama"]},
+        }
+        for features, sentence in (
+            (["titel"], "no feature titel of an item; there are movie, genres, title, odd."),
+            ("title", "features takes a list of names"),
+            ([["title"]], "no feature ['title'] of an item"),
+            (["title"] * 50_001, "items x k x features must be at most 100,000"),
+        ):
+            reply = client.post("/similar", json={**body, "features": features, "k": 2})
+            assert (reply.status_code, sentence in reply.json()["error"]) == (400, True), reply.text
+
+
+def test_clicks_of_a_request_may_be_items_alone() -> None:
+    ids = serve.ids_of_request({"events": [["ab", ["cd", 1]], []], "items": ["ef"]}, SCHEMA)
+    assert ids == ([], ["ef", "ab", "cd"])

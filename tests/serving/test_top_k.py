@@ -16,7 +16,7 @@ from recsuite.models import retrieval
 from recsuite.serving.catalogue import caps_of, categories_of
 from recsuite.serving.request import values_of_users
 from recsuite.serving.served import ServedModel
-from tests.support.random_model import GENRES, ITEMS, NAMES, YEARS, snapshot_of
+from tests.support.random_model import DIM, GENRES, ITEMS, NAMES, YEARS, snapshot_of
 
 EVENTS = [[(3, 4.5), (30, 1.0), (-8, 3.0)], [], [(63, 2.5)]]
 
@@ -367,6 +367,70 @@ def test_an_invalid_request_for_similar_items_is_refused_with_one_message(asked:
     with pytest.raises(UserError, match=sentence):
         ranking().similar_items(*asked)
     assert ranking().similar_items([]) == []
+
+
+# --- search by vectors ----------------------------------------------------------------------------------
+
+
+def test_a_search_of_vectors_of_users_lists_what_is_recommended_to_them(model: ServedModel) -> None:
+    vectors = model.user_vectors([1, 2], events=EVENTS[:2])
+    wanted = model.recommend([1, 2], 7, events=EVENTS[:2], exclude=None)
+    assert model.search(vectors, 7) == model.search(vectors.tolist(), 7) == wanted
+    assert model.search([], 7) == []
+    # Any vector of that width may be given.
+    ((best, score),) = model.search(vectors.mean(dim=0, keepdim=True), 1)[0]
+    items = model.item_vectors([item for item, _ in model.search(vectors[:1], ITEMS)[0]])
+    scores = model.snapshot.head.score_all(vectors.mean(dim=0, keepdim=True), items)
+    assert score == pytest.approx(float(scores.max()), abs=1e-6)
+    assert torch.equal(model.item_vectors([best])[0], items[int(scores.argmax())])
+
+
+def test_an_approximate_search_of_vectors_is_that_of_recommend() -> None:
+    pytest.importorskip("faiss")
+    model = ranking()
+    vectors = model.user_vectors([1, 2])
+    found = model.search(vectors, 5, approximate=True)
+    assert found == model.recommend([1, 2], 5, exclude=None, approximate=True)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "sentence"),
+    [
+        ([[1.0] * 7], f"vectors must have {DIM} numbers each, as those of the model, got 7"),
+        ([[1.0] * DIM, [1.0]], f"a list of lists of {DIM} numbers each, got "),
+        ([1.0] * DIM, f"a list of lists of {DIM} numbers each, got other lists"),
+        ([["a"] * DIM], "numbers each, got "),
+        ([[None] * DIM], "numbers each, got "),
+        (3, f"a list of lists of {DIM} numbers each, got other lists"),
+        ([[float("nan")] * DIM], "finite numbers of 32 bits"),
+        ([[10**400] * DIM], "numbers each, got "),
+    ],
+)
+def test_vectors_of_another_form_are_refused_with_the_width_of_the_model(vectors: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        ranking().search(vectors)
+
+
+def test_values_of_items_are_those_of_their_description() -> None:
+    model = ranking()
+    assert model.item_names == []
+    with pytest.raises(UserError, match="requires a description of the items"):
+        model.item_values([3], ["year"])
+    model.describe_items({"movie": [6, 3, -1], "year": [1991, None, 1990]}, {"year": ["B", "A", "C"]})
+    assert model.item_names == ["movie", "year"]
+    found = model.item_values([3, -1, 6, 9], ["year", "movie"])
+    assert found == [
+        {"year": "A", "movie": 3},
+        {"year": "C", "movie": -1},
+        {"year": "B", "movie": 6},
+        {"year": None, "movie": None},
+    ]
+    # The model still learns from the years that it knows.
+    described = ranking()
+    described.describe_items({"movie": [6, 3, -1], "year": [1991, None, 1990]})
+    assert described.recommend([1]) == model.recommend([1])
+    with pytest.raises(UserError, match="title has 1 values for 2 movies"):
+        model.describe_items({"movie": [3, 6]}, {"title": ["A"]})
 
 
 # --- newer models ---------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from recsuite.models.inputs import Inputs, Members
 from recsuite.models.retrieval import NOTHING_ADDED, Added, Caps, mask_excluded, sum_of_pairs
 from recsuite.models.rows import FeatureRows
 from recsuite.models.tasks import first_label
-from recsuite.serving.request import check_ids, members_of
+from recsuite.serving.request import check_ids, length_of, members_of
 from recsuite.serving.snapshot import FoundKeys, ServedRows, Snapshot
 
 # Inputs of a model without vectors for users, or for items.
@@ -123,11 +123,7 @@ class Items:
         Raises:
             UserError: when the model has no vectors.
         """
-        if self.side is not None:
-            raise UserError(
-                "similar_items and least_distance require vectors of items, and this model has none. Fix: "
-                "make it a subclass of recsuite.TwoSided."
-            )
+        self.require_vectors("similar_items or least_distance")
         return torch.nn.functional.normalize(self.vectors[:, 1:], dim=1)
 
     @functools.cached_property
@@ -148,6 +144,18 @@ class Items:
         # All vectors share the scale by which rows decay. Without it, the vector of an item that was not
         # looked up stays the same, so the index need not move it.
         return self.kept.of(self.keys, self.vectors / self.head.row_scale)
+
+    def require_vectors(self, method: str) -> None:
+        """Check that the model has vectors.
+
+        Raises:
+            UserError: when it has none; names the method that requires them.
+        """
+        if self.side is not None:
+            raise UserError(
+                f"{method} requires vectors of users and items, and this model has none. Fix: make it a "
+                "subclass of recsuite.TwoSided."
+            )
 
     def only(self, candidates: Any) -> Items:
         """Return the candidates that were in the training, each once, in the order of the items."""
@@ -196,13 +204,13 @@ class Items:
         pairs = torch.tensor([users, positions], dtype=torch.int64)
         return sum_of_pairs(pairs[:, pairs[1] >= 0], numbers[pairs[1] >= 0])
 
-    def positions_of(self, ids: Any) -> torch.Tensor:
-        """Return the positions of raw ids, int64 [number of ids].
+    def positions_of(self, ids: Any, method: str = "similar_items") -> torch.Tensor:
+        """Return the positions of raw ids, int64 [number of ids]. method: takes them, for messages.
 
         Raises:
             UserError: when one is not here, or is of another type than in training.
         """
-        wanted = check_ids("similar_items", ids, self.kind, self.schema)
+        wanted = check_ids(method, ids, self.kind, self.schema)
         for item in wanted:
             if item not in self.positions:
                 raise UserError(
@@ -302,16 +310,50 @@ class Catalogue:
     """Descriptions of items, independent of the model that is served.
 
     values: a feature's name to raw values, as `ServedModel.describe_items` takes them; without them each item
-    of the training, with only its id. kept: the index of the items, also of earlier descriptions.
+    of the training, with only its id. kept: the index of the items, also of earlier descriptions. shown: more
+    values of the described items, for `shown_values` alone.
     """
 
-    def __init__(self, kept: IndexCache, values: Mapping[str, Sequence[Any]] | None = None) -> None:
+    def __init__(
+        self,
+        kept: IndexCache,
+        values: Mapping[str, Sequence[Any]] | None = None,
+        shown: Mapping[str, Sequence[Any]] | None = None,
+    ) -> None:
         self.kept = kept
         self._values = values
+        # Under the same name, what is for people comes first: a title as a text, and not its words.
+        self.shown: Mapping[str, Sequence[Any]] = {**(values or {}), **(shown or {})}
         # All described items, and those of them that were in the training.
         self._described: LocatedItems | None = None
         self._located: LocatedItems | None = None
         self._items: Items | None = None
+        self._places: dict[Any, int] | None = None
+
+    def shown_values(self, items: Sequence[Any], names: Any, item: str) -> list[dict[str, Any]]:
+        """Return values of items, None for those that are not described. item: the name of the ids.
+
+        Raises:
+            UserError: see `ServedModel.item_values`.
+        """
+        if not self.shown:
+            raise UserError(
+                "features requires a description of the items, and there is none. Fix: give --data_path (in "
+                "Python: ServedModel.open(..., data_path=...)), or call describe_items."
+            )
+        if isinstance(names, str) or not isinstance(names, Sequence):
+            raise UserError(f"features takes a list of names, got {printable(repr(names))}.")
+        for name in names:
+            if not isinstance(name, str) or name not in self.shown:
+                raise UserError(
+                    f"There is no feature {printable(name)} of an item; there are {', '.join(self.shown)}."
+                )
+        if self._places is None:
+            self._places = {each: place for place, each in enumerate(self.shown[item])}
+        places = [self._places.get(each) for each in items]
+        return [
+            {name: None if place is None else self.shown[name][place] for name in names} for place in places
+        ]
 
     @property
     def values(self) -> Mapping[str, Sequence[Any]]:
@@ -356,8 +398,13 @@ class Catalogue:
         return self._described
 
 
-def described(values: Mapping[str, Sequence[Any]], snapshot: Snapshot, kept: IndexCache) -> Catalogue:
-    """Return the catalogue of items that a caller describes, after a check. kept: see `Catalogue`.
+def described(
+    values: Mapping[str, Sequence[Any]],
+    snapshot: Snapshot,
+    kept: IndexCache,
+    shown: Mapping[str, Sequence[Any]] | None = None,
+) -> Catalogue:
+    """Return the catalogue of items that a caller describes, after a check. kept, shown: see `Catalogue`.
 
     Raises:
         UserError: see `ServedModel.describe_items`.
@@ -373,5 +420,11 @@ def described(values: Mapping[str, Sequence[Any]], snapshot: Snapshot, kept: Ind
     twice = [item for item, times in collections.Counter(ids).items() if times > 1]
     if twice:
         raise UserError(f"The {schema.item} {printable(twice[0])} is described twice; describe it once.")
+    for name, given in (shown or {}).items():
+        if length_of(name, given, schema) != len(ids):
+            raise UserError(
+                f"{printable(name)} has {len(given)} values for {len(ids)} {schema.items}; give one for each."
+            )
     # Copied: the caller may change the lists.
-    return Catalogue(kept, {name: [*given] for name, given in values.items()})
+    values, shown = ({name: [*given] for name, given in each.items()} for each in (values, shown or {}))
+    return Catalogue(kept, values, shown)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recsuite.checkpoint.folder import BEST, best_in, newest_in, step_of
-from recsuite.errors import UserError, printable, with_script_name
+from recsuite.errors import UserError, format_duration, printable, with_script_name
 from recsuite.files import resolved
 from recsuite.places import ObjectError
 from recsuite.runtime.console import say
@@ -21,6 +21,8 @@ from recsuite.serving.served import Follower
 from recsuite.serving.snapshot import Snapshot
 
 POLL_SECONDS, LONGEST_PAUSE = 1.0, 10.0
+# A wait without an end is said again after these.
+REMIND_SECONDS = 600.0
 # Longest time that a store may refuse requests before there is a model.
 STORE_SECONDS = 60.0
 Answer = TypeVar("Answer")
@@ -31,12 +33,14 @@ def wait_for_first(save_dir: Path, checkpoint: str = BEST) -> None:
 
     checkpoint: see `Follower`.
     """
-    has_learned = retried(lambda: _has_learned(save_dir, checkpoint))
-    if not has_learned:
-        say(f"waiting for the first checkpoint in {save_dir}")
-    while not has_learned:
+    begun, reminders = time.monotonic(), 0
+    while not retried(lambda: _has_learned(save_dir, checkpoint)):
+        waited = time.monotonic() - begun
+        if waited >= REMIND_SECONDS * reminders:
+            already = f", for {format_duration(waited)} already" if reminders else ""
+            say(f"waiting for the first checkpoint in {save_dir}{already}")
+            reminders += 1
         time.sleep(POLL_SECONDS)
-        has_learned = retried(lambda: _has_learned(save_dir, checkpoint))
 
 
 def retried(ask: Callable[[], Answer]) -> Answer:

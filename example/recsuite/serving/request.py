@@ -139,6 +139,30 @@ def _vectors_of(name: str, given: Sequence[Any], width: int) -> np.ndarray:
     return vectors
 
 
+def vectors_of(given: Any, width: int) -> torch.Tensor:
+    """Return vectors of a request, float32 [n, width]. given: a list of lists of numbers, or a tensor.
+
+    Raises:
+        UserError: for anything else, for vectors of another width, and for numbers that are not finite.
+    """
+    try:
+        vectors = torch.as_tensor(given, dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise UserError(
+            f"vectors takes a list of lists of {width} numbers each, got {printable(repr(given)[:80])}."
+        ) from None
+    if vectors.dim() != 2 and vectors.numel():
+        raise UserError(f"vectors takes a list of lists of {width} numbers each, got other lists.")
+    vectors = vectors.view(-1, width) if not vectors.numel() else vectors
+    if vectors.shape[1] != width:
+        raise UserError(
+            f"vectors must have {width} numbers each, as those of the model, got {vectors.shape[1]:,}."
+        )
+    if not bool(vectors.isfinite().all()):
+        raise UserError("vectors must have finite numbers of 32 bits, got another one.")
+    return vectors
+
+
 def values_of_other_type(
     kind: type[Any], values: Sequence[Any], or_else: type[Any] | None = None
 ) -> list[Any]:

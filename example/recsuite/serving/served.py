@@ -55,6 +55,7 @@ from recsuite.serving.request import (
     members_of,
     rule_of,
     values_of_users,
+    vectors_of,
 )
 from recsuite.serving.snapshot import Snapshot
 from recsuite.serving.training_data import TrainingFeatures, data_at
@@ -200,21 +201,24 @@ class ServedModel:
         inputs = Inputs(members, snapshot.numbers_of(values), is_own_of(values, snapshot.schema))
         return snapshot.predict(looked_up, inputs)
 
-    def describe_items(self, values: Mapping[str, Sequence[Any]]) -> None:
+    def describe_items(
+        self, values: Mapping[str, Sequence[Any]], shown: Mapping[str, Sequence[Any]] | None = None
+    ) -> None:
         """Set the items to recommend from now on, and their features; a model itself knows only ids of items.
 
         Args:
             values: The items' features as `score` takes them: the ids, and any other item features of the
                 model. Features that are not given are unknown. Items that were not in the training are
                 skipped. Items with equal scores are listed in this order.
+            shown: Other values of the items, one for each, that only `item_values` returns, such as titles.
 
         Raises:
-            UserError: As `score`; also without ids, or when one stands twice.
+            UserError: As `score`; also without ids, when one stands twice, or for other numbers of values.
 
         Example:
             model.describe_items({"item": [1, 3], "year": [1995, 1999]})
         """
-        catalogue = described(values, self._snapshot, self._catalogue.kept)
+        catalogue = described(values, self._snapshot, self._catalogue.kept, shown)
         with self._lock:
             self._catalogue = catalogue
 
@@ -227,8 +231,31 @@ class ServedModel:
         Raises:
             UserError: When the items do not fit the model.
         """
-        self.describe_items(data.of_items(self._snapshot))
+        self.describe_items(data.of_items(self._snapshot), data.shown)
         self._data = data
+
+    @property
+    def item_names(self) -> list[str]:
+        """Names that `item_values` takes; none before a description of the items."""
+        return [*self._catalogue.shown]
+
+    def item_values(self, items: Sequence[Any], names: Sequence[str]) -> list[dict[str, Any]]:
+        """Return values of items as they were described, such as titles.
+
+        Args:
+            items: Raw ids.
+            names: Features of items; "title" too, if the data of `open` describe them; see `item_names`.
+
+        Returns:
+            For each item its raw values by their names; None for an item that is not described.
+
+        Raises:
+            UserError: For a name that no description has, and without any description.
+
+        Example:
+            model.item_values([1], ["title", "genres"])           # [{"title": ..., "genres": [...]}]
+        """
+        return self._catalogue.shown_values(items, names, self._snapshot.schema.item)
 
     @torch.inference_mode()
     def items(self) -> Items:
@@ -440,6 +467,88 @@ class ServedModel:
         own_items = getattr(snapshot.head, "own_items", None)
         added = torch.zeros(0) if own_items is None else own_items(members)
         return snapshot.head.user_vectors(looked_up, inputs), items, added
+
+    @torch.inference_mode()
+    def user_vectors(
+        self,
+        users: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
+        *,
+        events: Sequence[Sequence[Any]] | None = None,
+    ) -> torch.Tensor:
+        """Return the vectors of users, which `search` takes; they fit the same run alone.
+
+        Args:
+            users: As for `recommend`.
+            events: As for `recommend`.
+
+        Returns:
+            The vectors, float32 [U, D].
+
+        Raises:
+            UserError: As `recommend`; for a model without vectors.
+
+        Example:
+            model.search(model.user_vectors([42]).mean(dim=0, keepdim=True), k=5)
+        """
+        schema = self._snapshot.schema
+        given = users if isinstance(users, Mapping) else {} if users is None else {schema.user: users}
+        values = values_of_users(self._completed(given, events), events, schema)
+        vectors, items, _ = self._parts_of(values)
+        items.require_vectors("user_vectors")
+        return vectors
+
+    @torch.inference_mode()
+    def item_vectors(self, items: Sequence[Any]) -> torch.Tensor:
+        """Return the vectors of items, of which scores are made with those of users.
+
+        Args:
+            items: Raw ids.
+
+        Returns:
+            The vectors, float32 [number of items, D]. Number 0 is the bias, unless the model is your own.
+
+        Raises:
+            UserError: As `similar_items`.
+
+        Example:
+            model.item_vectors([1, 3])                            # float32 [2, D]
+        """
+        known = self.items()
+        known.require_vectors("item_vectors")
+        return known.vectors[known.positions_of(items, "item_vectors")]
+
+    @torch.inference_mode()
+    def search(
+        self, vectors: torch.Tensor | Sequence[Sequence[float]], k: int = 10, *, approximate: bool = False
+    ) -> list[list[tuple[Any, float]]]:
+        """Return for each vector the k items with the highest scores, as for a user with that vector.
+
+        Args:
+            vectors: n vectors in the space of users, see `user_vectors`: float32 [n, D], or lists.
+            k: Maximum number of items for each vector, 1 or more.
+            approximate: As for `recommend`.
+
+        Returns:
+            n lists of pairs of raw id and score, best first: those of `recommend` with exclude=None, without
+            what a model adds to the items of a history.
+
+        Raises:
+            UserError: For vectors of another width than D, for a k below 1, for a model without vectors, and
+                as `recommend` for an approximate search.
+
+        Example:
+            model.search(model.user_vectors([42]), k=5)           # [[(item, score), ...]]
+        """
+        check_k(k)
+        items = self.items()
+        items.require_vectors("search")
+        given, nothing = vectors_of(vectors, items.vectors.shape[1]), torch.zeros(2, 0, dtype=torch.int64)
+        if approximate:
+            positions = items.near(given, k, nothing)
+        else:
+            positions = top_items(items.head, given, items.vectors, k, nothing)
+        positions, scores = ranked(items.head, given, items.vectors, positions)
+        return items.named(positions[:, :k], scores[:, :k])
 
     def recall(self, users: Any = None, k: int = 10, **others: Any) -> float:
         """Return the share of the items of `recommend` that an approximate search also finds.

@@ -25,6 +25,9 @@ from recsuite.serving.snapshot import Snapshot
 if TYPE_CHECKING:
     import pandas
 
+# Name of the titles of items in answers, whatever their column is.
+TITLE = "title"
+
 
 class UserEvents:
     """Events of each user, the oldest first: positions of items, labels and times.
@@ -111,13 +114,18 @@ def _is_missing(value: Any) -> bool:
 class TrainingFeatures:
     """Features of users and items, and histories of users, from the data of a training.
 
-    longest: maximum length of a history.
+    longest: maximum length of a history. shown: name to values of all items, in their order: their features,
+    and TITLE.
     """
 
     def __init__(self, raw: RawData, schema: Schema, longest: int) -> None:
         self.longest, self._shown, self._has_types = longest, schema.shown, bool(schema.event_types)
         self.users = KnownFeatures(raw.users, schema, USER)
         self.items = KnownFeatures(raw.items, schema, ITEM)
+        # Of each item, also what is no feature of a model: for answers alone.
+        self.shown = dict(self.items.values)
+        if schema.title in raw.items:
+            self.shown[TITLE] = raw.items[schema.title].tolist()
         self._events = UserEvents(raw)
 
     def digest(self) -> str:
