@@ -457,9 +457,7 @@ def test_commands_train_load_and_recommend_from_a_store_and_no_object_or_line_ha
 
 def test_a_bucket_that_is_not_there_is_one_sentence_on_every_rank(store: Store, data: Path) -> None:
     flags = ("--data_path", data, "--save_dir", "s3://no-such-bucket/run", "--dump")
-    sentence = (
-        "Cannot write to --save_dir s3://no-such-bucket/run: The specified bucket does not exist. Fix: "
-    )
+    sentence = "Cannot read s3://no-such-bucket/run: The specified bucket does not exist. Fix: "
     alone = python(EXAMPLE, *flags, env=store.env, timeout=120)
     assert alone.returncode == 2
     assert sentence in alone.stderr
@@ -484,7 +482,8 @@ def test_no_files_stay_on_this_machine(
 def test_checkpoints_in_the_memory_of_a_process_are_those_of_a_store(trained: Trained) -> None:
     place: Any = folder_at("memory://bucket/run")
     for resume in (False, True, False):
-        with training(trained, place, resume=resume, inc_dump=True) as checkpointer:
+        modes = {"resume": resume, "move_aside": not resume, "inc_dump": True}
+        with training(trained, place, **modes) as checkpointer:
             first = checkpointer.start.step
             take_steps(trained, checkpointer, first + 1, first + 2)
     assert names_in(place) == ["step-000000000", "delta-000000001", "delta-000000002"]
