@@ -164,6 +164,16 @@ def test_a_deepfm_with_a_loss_a_metric_and_a_callback_of_its_own_trains_loads_on
         assert [score for _, score in found] == sorted((score for _, score in found), reverse=True)
     with pytest.raises(rs.UserError, match=r"similar_items requires vectors .* recsuite\.TwoSided"):
         model.similar_items([cases.items[0]])
+    # Caps need no vectors: of each year at most the best movie, in the order of all.
+    years = {item: year for item, year in zip(ids, items["year"], strict=True) if year is not None}
+    (whole, _), (capped, _) = (
+        model.recommend(user, len(ids), exclude=None, at_most=caps) for caps in (None, {"year": 1})
+    )
+    first = {years.get(item, -item): (item, score) for item, score in reversed(whole)}
+    assert capped == [pair for pair in whole if pair in first.values()]
+    assert len(capped) < len(whole)
+    with pytest.raises(rs.UserError, match=r"least_distance requires vectors .* recsuite\.TwoSided"):
+        model.recommend(user, least_distance=0.2)
     with pytest.raises(rs.UserError, match="leave approximate out"):
         model.recommend(user, approximate=True)
 

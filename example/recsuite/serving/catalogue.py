@@ -123,11 +123,7 @@ class Items:
         Raises:
             UserError: when the model has no vectors.
         """
-        if self.side is not None:
-            raise UserError(
-                "similar_items and least_distance require vectors of items, and this model has none. Fix: "
-                "make it a subclass of recsuite.TwoSided."
-            )
+        self.require_vectors("similar_items")
         return torch.nn.functional.normalize(self.vectors[:, 1:], dim=1)
 
     @functools.cached_property
@@ -148,6 +144,18 @@ class Items:
         # All vectors share the scale by which rows decay. Without it, the vector of an item that was not
         # looked up stays the same, so the index need not move it.
         return self.kept.of(self.keys, self.vectors / self.head.row_scale)
+
+    def require_vectors(self, method: str) -> None:
+        """Check that the model has vectors.
+
+        Raises:
+            UserError: when it has none; names the method that requires them.
+        """
+        if self.side is not None:
+            raise UserError(
+                f"{method} requires vectors of users and items, and this model has none. Fix: make it a "
+                "subclass of recsuite.TwoSided."
+            )
 
     def only(self, candidates: Any) -> Items:
         """Return the candidates that were in the training, each once, in the order of the items."""
