@@ -91,7 +91,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     flags = parser.parse_args(argv)
     if flags.pairs and flags.k is not None:
         raise UserError(f"--k {flags.k} is for --users; leave it out with --pairs.")
-    if flags.pairs and (given := [name for name in RULES if getattr(flags, name)]):
+    if flags.pairs and (given := [name for name in RULES if getattr(flags, name) not in (None, "", [])]):
         raise UserError(f"--{given[0]} is for --users; leave it out with --pairs.")
     flags.at_most = caps_of(flags.at_most)
     return flags

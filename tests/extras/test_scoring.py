@@ -268,6 +268,7 @@ def test_flags_of_rules_are_checked_before_anything_is_read(capsys: pytest.Captu
     cases = (
         (["--pairs", "a.csv", "--output", "x", "--at_most", "a=1"], "--at_most is for --users; leave it out"),
         (["--pairs", "a.csv", "--output", "x", "--in_stock", "a"], "--in_stock is for --users; leave it out"),
+        (["--pairs", "a.csv", "--output", "x", "--least_distance", "0"], "--least_distance is for --users;"),
         ([*users, "--at_most", "a"], "--at_most takes FEATURE=N, such as brand=2, and got 'a'"),
         ([*users, "--at_most", "a=1.5"], "--at_most takes FEATURE=N, such as brand=2, and got 'a=1.5'"),
         ([*users, "--at_most", "a=1,a=2"], "--at_most has a twice; give it once"),

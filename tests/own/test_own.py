@@ -170,6 +170,16 @@ def test_a_deepfm_with_a_loss_a_metric_and_a_callback_of_its_own_trains_loads_on
     ):
         with pytest.raises(rs.UserError, match=rf"{method} requires vectors .* recsuite\.TwoSided"):
             getattr(model, method)(given)
+    # Caps need no vectors: of each year at most the best movie, in the order of all.
+    years = {item: year for item, year in zip(ids, items["year"], strict=True) if year is not None}
+    (whole, _), (capped, _) = (
+        model.recommend(user, len(ids), exclude=None, at_most=caps) for caps in (None, {"year": 1})
+    )
+    first = {years.get(item, -item): (item, score) for item, score in reversed(whole)}
+    assert capped == [pair for pair in whole if pair in first.values()]
+    assert len(capped) < len(whole)
+    with pytest.raises(rs.UserError, match=r"least_distance requires vectors .* recsuite\.TwoSided"):
+        model.recommend(user, least_distance=0.2)
     with pytest.raises(rs.UserError, match="leave approximate out"):
         model.recommend(user, approximate=True)
 

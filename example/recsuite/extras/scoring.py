@@ -270,7 +270,7 @@ class RulesOfModel:
         for name in rules.at_most:
             items.categorize(name, model.values_of_items)
         if rules.least_distance:
-            _ = items.directions
+            items.require_vectors("least_distance")
         self.notes: list[str] = []
         self.candidates = self._candidates()
         self._items_of: dict[Any, np.ndarray] = {}

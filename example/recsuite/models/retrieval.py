@@ -118,7 +118,7 @@ class Near(NamedTuple):
 class Caps(NamedTuple):
     """Largest numbers of items of a category in a list. An item has any number of categories.
 
-    categories: of each item, int64 [N, W], ascending, with C where an item has fewer; most: of each category,
+    categories: of each item, int64 [N, W], with C where an item has fewer; most: of each category,
     int64 [C + 1], the last one without a limit.
     """
 

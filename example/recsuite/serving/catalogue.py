@@ -123,7 +123,7 @@ class Items:
         Raises:
             UserError: when the model has no vectors.
         """
-        self.require_vectors("similar_items or least_distance")
+        self.require_vectors("similar_items")
         return torch.nn.functional.normalize(self.vectors[:, 1:], dim=1)
 
     @functools.cached_property

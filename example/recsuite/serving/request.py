@@ -397,8 +397,9 @@ def check_distance(distance: Any) -> None:
     Raises:
         UserError: with the limits.
     """
+    is_number = isinstance(distance, numbers.Real) and not isinstance(distance, bool)
     # NaN is in no range.
-    if isinstance(distance, bool) or not isinstance(distance, int | float) or not 0 <= distance <= 2:
+    if not (is_number and 0 <= float(distance) <= 2):
         raise UserError(
             f"least_distance must be between 0 and 2, got {printable(repr(distance))}. Fix: give 1 minus the "
             "largest cosine, such as 0.2."

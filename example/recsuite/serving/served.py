@@ -370,6 +370,7 @@ class ServedModel:
                     f"least_distance requires the {schema.items} that each {schema.user} had. Fix: give "
                     "events, or --data_path (in Python: ServedModel.open(..., data_path=...))."
                 )
+            items.require_vectors("least_distance")
             pairs = items.pairs(lists_of(seen, values, len(vectors), schema), HISTORY)
             near = Near(pairs, items.directions, items.directions, 1 - least_distance)
         if candidates is not None:
