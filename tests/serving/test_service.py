@@ -37,7 +37,7 @@ from tests.support.published import copied, publish_state, state
 from tests.support.random_model import GENRES, ITEMS, snapshot_of
 
 httpx = pytest.importorskip("httpx", reason="needs the package httpx, of requirements-dev.txt")
-pytest.importorskip("fastapi", reason="needs the package fastapi, of requirements.txt")
+pytest.importorskip("fastapi_offline", reason="needs the package fastapi-offline, of requirements.txt")
 serve = pytest.importorskip("serve")
 
 # The launch runs within the first test.
