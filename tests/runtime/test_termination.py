@@ -33,9 +33,9 @@ with Termination(timedelta(seconds=60)).handling_signals():
 """
 
 
-# A script that waits in C++, in a handler of its own, or where the first rank says so.
+# A script that waits in C++, or has a handler of its own.
 SCRIPT = """
-import os, signal, sys, time
+import signal, sys, time
 from datetime import timedelta
 import torch.distributed as dist
 from recsuite.tools.script import run_script
