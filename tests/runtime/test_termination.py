@@ -33,9 +33,9 @@ with Termination(timedelta(seconds=60)).handling_signals():
 """
 
 
-# A script that waits in C++, in a handler of its own, or where the first rank says so.
+# A script that waits in C++, or has a handler of its own.
 SCRIPT = """
-import os, signal, sys, time
+import signal, sys, time
 from datetime import timedelta
 import torch.distributed as dist
 from recsuite.tools.script import run_script
@@ -81,6 +81,17 @@ def test_a_ctrl_c_ends_a_script_with_status_130_and_one_sentence_of_its_first_ra
     with started([sys.executable, str(script)], env=launched) as process:
         said = "some_script.py: ended by Ctrl-C\n" * (local_rank == 0)
         assert interrupted(process) == (128 + signal.SIGINT, "", said)
+
+
+def test_under_torchrun_one_rank_of_a_machine_prints_the_sentence_before_torchrun_ends(script: Path) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    with started([sys.executable, *launcher, str(script)]) as process:
+        wait_for(process, "waits")
+        status, _, errors = interrupted(process)
+    assert errors.count("some_script.py: ended by Ctrl-C\n") == 1
+    # torchrun's own, which no rank can prevent.
+    assert (status, errors.count("Traceback")) == (1, 1)
+    assert "SignalException" in errors.splitlines()[-1]
 
 
 def test_a_handler_of_the_script_receives_the_ctrl_c(script: Path) -> None:
