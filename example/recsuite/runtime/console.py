@@ -1,6 +1,6 @@
 """Output of a process: lines that begin with their rank, and the progress of long work.
 
-Long work shows a bar on a terminal, and elsewhere a line at least every ten seconds:
+Long work shows one line in place on a terminal, and elsewhere a line at least every ten seconds:
 
     with shown():                                 once in a process; without it stages print nothing
         with stage("drawing", 20_000_000, "ratings") as reached:
@@ -19,14 +19,15 @@ import io
 import logging
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TextIO
 
 from recsuite.errors import LINES, escaped, format_duration
 
@@ -46,6 +47,8 @@ NOISE = (
 )
 # The logger without a name is the root logger.
 NOISY_LOGGERS = ("torch.fx._symbolic_trace", "")
+# Erases the line of a terminal, which may show the progress of another rank.
+ERASE = "\r\x1b[K"
 # Whitespace and terminal colours before the text.
 MARGIN = re.compile(r"(\s|\x1b\[\d+m)*")
 
@@ -77,7 +80,7 @@ class ConsoleHandler(logging.Handler):
         """Write a record; a failed write raises an error, as it does with `print`."""
         self.when = time.monotonic()
         # In one write: if output is not buffered, the line of another rank could come before its end.
-        sys.stdout.write(f"{self.format(record)}\n")
+        sys.stdout.write(f"{_erase(sys.stdout)}{self.format(record)}\n")
         sys.stdout.flush()
 
 
@@ -100,9 +103,20 @@ class TaggedPrint:
             return
         # Joined here, so that every line of a multi-line value is tagged.
         text = self.formatter.tagged((" " if sep is None else sep).join(map(str, values)))
+        text = _erase(options.get("file") or sys.stdout) + text
         console().when = time.monotonic()
         # In one write too.
         self.original(text + ("\n" if end is None else end), **{**options, "end": "", "flush": True})
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Return True if a stream is a terminal in which a line can be replaced."""
+    # A stream of another library may have no more than `write`.
+    return getattr(stream, "isatty", bool)() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _erase(stream: TextIO) -> str:
+    return ERASE if is_terminal(stream) else ""
 
 
 @functools.cache
@@ -206,46 +220,65 @@ def _is_relevant(record: logging.LogRecord) -> bool:
     return not MARGIN.sub("", record.getMessage(), count=1).startswith(NOISE)
 
 
-# Seconds of silence; the thread checks ten times as often.
-INTERVAL_SECONDS = 8.0
+# Seconds of silence; the thread checks ten times as often. On a terminal, seconds between two drawings.
+INTERVAL_SECONDS, DRAW_SECONDS = 8.0, 0.2
+# Seconds that are measured before a rate is told.
+MEASURED_SECONDS = 1.0
 
 
 class Stage:
-    """One part of the work: its total, its unit, and how much is done. A total of 0 is unknown."""
+    """One part of the work: its total, its unit, and how much is done.
+
+    A total of 0 is unknown; with the unit "" only shares of the total are shown.
+    """
 
     def __init__(self, title: str, total: int, unit: str, done: int) -> None:
-        self.title, self.total, self.unit, self.done = title, total, unit, done
-        # Work done before this process tells nothing about the rate.
-        self.done_before = done
+        self.title, self.total, self.unit = title, total, unit
         self.start = time.monotonic()
-        self.bar: Any = None
-        # A log would contain every state of the bar, one after the other.
-        if sys.stderr.isatty():
-            from tqdm import tqdm
-
-            # A bar needs an end.
-            shape = {} if total else {"bar_format": "{desc}: {elapsed}"}
-            self.bar = tqdm(
-                total=total, desc=title, unit=f" {unit}", unit_scale=True, leave=False, initial=done, **shape
-            )
+        # Amount and time of the first report and of the last one, and the amount between the last two. In one
+        # tuple, because another thread reads them.
+        self._reports = done, 0.0, done, 0.0, 0
 
     def reached(self, done: int) -> None:
         """Set the total amount of work done so far."""
-        if self.bar is not None:
-            self.bar.update(done - self.done)
-        self.done = done
+        first, first_time, last, _, _ = self._reports
+        now = time.monotonic()
+        if not first_time:
+            # The work before the first report tells nothing about the rate: another process may have done it,
+            # and workers start and code is compiled then.
+            self._reports = done, now, done, now, 0
+        elif done != last:
+            self._reports = first, first_time, done, now, done - last
+
+    def estimate(self) -> tuple[float, float] | None:
+        """Return the amount in a second and the seconds that are left; None before they are known.
+
+        After a report the work goes on at its mean rate, by as much as was between the last two reports. So
+        the seconds left fall with the clock, and rise only while a report is late.
+        """
+        first, first_time, last, last_time, between = self._reports
+        if not self.total or last <= first or last_time - first_time < MEASURED_SECONDS:
+            return None
+        now = time.monotonic()
+        more = min((last - first) * (now - last_time) / (last_time - first_time), between, self.total - last)
+        rate = (last + more - first) / (now - first_time)
+        return rate, (self.total - last - more) / rate
+
+    def left(self) -> str:
+        """Return the time left in words; "" before it is known."""
+        known = self.estimate()
+        return f"about {format_duration(known[1])} left" if known else ""
 
     def __str__(self) -> str:
+        words, known = [], self.estimate()
+        if self.total:
+            share = f"{100 * self._reports[2] // self.total}%"
+            words.append(f"{share} of {self.total:,} {self.unit}" if self.unit else share)
+        if known and self.unit:
+            words.append(f"{known[0]:,.{0 if known[0] >= 10 else 2}f} {self.unit}/s")
         seconds = time.monotonic() - self.start
-        now = self.done - self.done_before
         so_far = f"{format_duration(seconds)} so far" if seconds >= 1 else "begun just now"
-        if not self.total or not now:
-            return f"{self.title}: {so_far}"
-        left, rate = (self.total - self.done) * seconds / now, now / seconds
-        return (
-            f"{self.title}: {self.done:,} of {self.total:,} {self.unit}, {rate:,.{0 if rate >= 10 else 2}f} "
-            f"{self.unit}/s, about {format_duration(left)} left"
-        )
+        return f"{self.title}: {', '.join([*words, self.left() or so_far])}"
 
 
 class StageClock:
@@ -254,6 +287,9 @@ class StageClock:
     def __init__(self, interval: float) -> None:
         self.interval = interval
         self.stages: list[Stage] = []
+        # Kept: a part of the program may redirect its output.
+        self._terminal = sys.stdout if is_terminal(sys.stdout) else None
+        self._drawn = ""
         self._ended = threading.Event()
         self._start = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
@@ -263,15 +299,32 @@ class StageClock:
         """Stop printing; after the return no line follows."""
         self._ended.set()
         self._thread.join()
+        self._draw("")
 
     def _run(self) -> None:
-        while not self._ended.wait(self.interval / 10):
-            # The list may change at any moment, but not the copy. The innermost stage is the most specific.
-            for innermost in self.stages[-1:]:
-                if innermost.bar is not None:
-                    innermost.bar.refresh()
-                elif min(time.monotonic() - self._start, seconds_since_output()) >= self.interval:
-                    say(str(innermost))
+        while not self._ended.wait(self.interval / 10 if self._terminal is None else DRAW_SECONDS):
+            # The list may change at any moment, but not the copy.
+            stages = [*self.stages]
+            if self._terminal is not None:
+                self._draw(_line(stages) if stages else "")
+            elif stages and min(time.monotonic() - self._start, seconds_since_output()) >= self.interval:
+                say(_line(stages))
+
+    def _draw(self, line: str) -> None:
+        # Nothing is erased twice, for another rank may have drawn there.
+        if self._terminal is not None and (line or self._drawn):
+            width = shutil.get_terminal_size().columns - 1
+            # The next line, also of another program, begins at the first column.
+            self._terminal.write(f"{ERASE}{line[:width]}\r")
+            self._terminal.flush()
+        self._drawn = line
+
+
+def _line(stages: Sequence[Stage]) -> str:
+    """Return the innermost stage, which is the most specific, and the time left of one around it."""
+    *around, innermost = stages
+    more = [f"; {stage.title}: {left}" for stage in around if (left := stage.left())]
+    return f"{innermost}{''.join(more[:1])}"
 
 
 # Global, so that code deep in the work can report without a clock argument.
@@ -321,5 +374,3 @@ def stage(
         yield mine.reached
     finally:
         clock.stages.remove(mine)
-        if mine.bar is not None:
-            mine.bar.close()

@@ -339,8 +339,8 @@ class Callbacks(Callback):
             callback.on_end(run)
 
 
-class ProgressBar(Callback):
-    """Progress bar of a pass: an epoch of `num_events` events, or a window of a stream.
+class ShownProgress(Callback):
+    """Progress of a pass, an epoch of `num_events` events or a window of a stream; and of all epochs.
 
     unit: the noun for events; num_epochs: of the training.
     """
@@ -348,11 +348,20 @@ class ProgressBar(Callback):
     def __init__(self, num_events: int, unit: str, num_epochs: int, quiet: bool) -> None:
         self.num_events, self.unit, self.num_epochs, self.quiet = num_events, unit, num_epochs, quiet
 
+    @contextlib.contextmanager
+    def of_epochs(self, progress: Progress) -> Iterator[None]:
+        """Show the time left of all epochs, with validations and checkpoints; a stream may have no end."""
+        title, quiet = f"all {self.num_epochs} epochs", self.quiet or progress.stream is not None
+        # The rest of a resumed epoch is no measure of the others.
+        self._unmeasured = progress.epoch if progress.samples else None
+        with stage(title, self.num_epochs, done=progress.epoch, quiet=quiet) as self._reached_epoch:
+            yield
+
     @override
     @contextlib.contextmanager
     def phase(self, name: str, progress: Progress) -> Iterator[None]:
-        # Waiting for a batch is a phase within the steps, and must not begin a second bar. Other phases have
-        # no events to count.
+        # Waiting for a batch is a phase within the steps, and must not begin a second stage. Other phases
+        # have no events to count.
         if name != "steps":
             yield
             return
@@ -366,3 +375,6 @@ class ProgressBar(Callback):
     @override
     def on_step(self, step: Step) -> None:
         self._reached(step.progress.samples)
+        if step.progress.epoch != self._unmeasured:
+            # In each step, as the first one begins the clock: code is compiled in it.
+            self._reached_epoch(step.progress.epoch)

@@ -36,8 +36,8 @@ from recsuite.training.callbacks import (
     Callbacks,
     CheckpointerProtocol,
     Epoch,
-    ProgressBar,
     Run,
+    ShownProgress,
     Step,
     TrainedWindow,
 )
@@ -120,8 +120,9 @@ class Training:
         self._steps: list[TrainingStep] = []
         self.results: list[Epoch] = []
         self._seconds = seconds
-        bar = ProgressBar(self.columns.num_train, self.unit, config.training.epochs, context.rank != 0)
-        self.callbacks = Callbacks([*callbacks, bar])
+        num_epochs = config.training.epochs
+        self.shown = ShownProgress(self.columns.num_train, self.unit, num_epochs, context.rank != 0)
+        self.callbacks = Callbacks([*callbacks, self.shown])
         self.feed = BatchFeed(data.loader, self.phase)
         self.windows: StreamWindows | None = None
         if config.stream.stream:
@@ -305,11 +306,12 @@ class Training:
         Yields:
             A pass over its batches on the device, to be followed by `save`, which is called here if missing.
         """
-        while self._begin_pass():
-            epoch = TrainingPass(self)
-            yield epoch
-            if epoch.validation is None:
-                self.save(self.validate())
+        with self.shown.of_epochs(self.progress):
+            while self._begin_pass():
+                epoch = TrainingPass(self)
+                yield epoch
+                if epoch.validation is None:
+                    self.save(self.validate())
         if self.windows is not None:
             self.close()
             self.print_counts()

@@ -122,7 +122,7 @@ def make_columns(
     making = folder.parent / f".making-{os.getpid()}"
     making.mkdir()
     try:
-        with stage("making columns", sum(PARTS.values()), "percent") as reached:
+        with stage("making columns", sum(PARTS.values())) as reached:
             # Written under another name: a process that dies here leaves no columns that look complete.
             manifest = _write_columns(making, raw, schema, config, seed, reached, stream, shared)
         # The files must be on the disk before the rename, but no other training reads those of a stream.
