@@ -49,6 +49,8 @@ from recsuite.runtime.host import allowed_cores
 PAGE = DOCS / "log" / "benchmarks.md"
 HERE_2, HERE_1 = "here, 2 processes", "here, 1 process"
 DDP = "plain, DDP, 2 processes"
+# Of each kind of plain PyTorch the picture has the fastest variant.
+PLAIN = ("plain, dense Adam", "plain, sparse Adagrad", "plain, SparseAdam", "plain, DDP")
 # Least ratio of two processes to one.
 SCALING = 1.5
 # Tables of up to SMALL rows are small, of up to LARGE rows large; others are the largest.
@@ -423,53 +425,56 @@ def _origin(result: dict[str, Any]) -> str:
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
-    """Draw rates by size on the left and the parts of a step on the right."""
+    """Draw rates by size above the parts of a step, a column for each model, for a page 750 pixels wide."""
     models = list(result["models"].values())
-    figure = new_figure(11, 5 * len(models))
-    for model, (rates, parts) in zip(models, figure.subplots(len(models), 2, squeeze=False), strict=True):
-        _draw_rates(rates, model)
-        if model["sizes"][0]["parts"][most_processes(model["sizes"][0]["rates"])]:
-            _draw_parts(parts, model["sizes"])
-        else:
-            parts.set_visible(False)
-    figure.suptitle(_origin(result), fontsize="x-small")
+    sizes = models[0]["sizes"]
+    draws = [_draw_rates]
+    if sizes[0]["parts"][most_processes(sizes[0]["rates"])]:
+        draws.append(_draw_parts)
+    figure = new_figure(7.5, 4 * len(draws))
+    for part, draw_one in zip(figure.subfigures(len(draws), squeeze=False)[:, 0], draws, strict=True):
+        (columns,) = part.subplots(1, len(models), squeeze=False, sharey=True)
+        for axes, model in zip(columns, models, strict=True):
+            draw_one(axes, model)
+            axes.set_title(model["title"], fontsize="medium")
+            axes.grid(axis="x", alpha=0.3)
+        columns[0].invert_yaxis()
+        part.legend(*columns[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     figure.savefig(path)
 
 
 def _draw_rates(axes: Any, model: dict[str, Any]) -> None:
     sizes = model["sizes"]
-    names = _names(sizes)
-    height = 0.8 / len(names)
-    for place, name in enumerate(names):
-        shown = [
-            (row, median(size["rates"][name])) for row, size in enumerate(sizes) if name in size["rates"]
-        ]
-        ours = name.startswith("here")
-        color = {HERE_2: "C0", HERE_1: "C9"}[name] if ours else f"{0.3 + 0.05 * place:.2f}"
-        places = [row + (place - len(names) / 2) * height for row, _ in shown]
-        axes.barh(places, [rate / 1000 for _, rate in shown], height, color=color, label=name)
-    axes.set_yticks(
-        range(len(sizes)), [_rows(size).replace(" + ", "\n+ ") for size in sizes], fontsize="small"
-    )
-    axes.invert_yaxis()
-    axes.set(xlabel="thousand ratings a second", title=model["title"])
-    axes.grid(axis="x", alpha=0.3)
-    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)
+    shown = {name: [_rates_of(size, name) for size in sizes] for name in (HERE_2, HERE_1, *PLAIN)}
+    shown = {name: rates for name, rates in shown.items() if any(rates)}
+    height = 0.8 / len(shown)
+    colors = {HERE_2: "C0", HERE_1: "C9"}
+    for place, (name, rates) in enumerate(shown.items()):
+        places = [row + (place + 0.5 - len(shown) / 2) * height for row in range(len(sizes))]
+        widths = [max(each, default=0) / 1000 for each in rates]
+        axes.barh(places, widths, height, color=colors.get(name, f"{0.2 + 0.1 * place:.1f}"), label=name)
+    axes.set_yticks(range(len(sizes)), [f"{size['users'] + size['movies']:,}\nrows" for size in sizes])
+    axes.set_xlabel("thousand ratings a second")
 
 
-def _draw_parts(axes: Any, sizes: list[dict[str, Any]]) -> None:
-    columns = [(size, name) for size in sizes for name in (HERE_1, HERE_2)]
+def _rates_of(size: dict[str, Any], name: str) -> list[float]:
+    """Return the rates of a variant, or of one of `PLAIN` with any number of threads, compiled or not."""
+    names = {name, *(each for each in size["rates"] if each.startswith(f"{name},"))} & size["rates"].keys()
+    return [median(size["rates"][each]) for each in names if not each.endswith("large")]
+
+
+def _draw_parts(axes: Any, model: dict[str, Any]) -> None:
+    columns = [(size, name) for size in model["sizes"] for name in (HERE_1, HERE_2)]
     left = [0.0] * len(columns)
-    for place, part in enumerate(sizes[0]["parts"][HERE_1]):
+    for place, part in enumerate(columns[0][0]["parts"][HERE_1]):
         times = [1e3 * size["parts"][name][part] for size, name in columns]
         axes.barh(range(len(columns)), times, left=left, color=f"C{place}", label=part)
         left = [begin + time for begin, time in zip(left, times, strict=True)]
-    labels = [f"{_rows(size).replace(' + ', chr(10) + '+ ')}\n{name}" for size, name in columns]
-    axes.set_yticks(range(len(columns)), labels, fontsize="xx-small")
-    axes.invert_yaxis()
-    axes.set(xlabel="ms", title="where a step here spends its time")
-    axes.grid(axis="x", alpha=0.3)
-    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3)
+    labels = [
+        f"{size['users'] + size['movies']:,} rows\n{name.removeprefix('here, ')}" for size, name in columns
+    ]
+    axes.set_yticks(range(len(columns)), labels)
+    axes.set_xlabel("milliseconds of a step")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parents[1]
 # Pages that are not in docs/, by the name that each has in the site.
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-FLAG = re.compile(r"--[\w-]+")
+CODE, FLAG = re.compile(r"<code>[^<]*</code>"), re.compile(r"--[\w-]+")
+DATE = re.compile(r"\b\d{4}-\d\d-\d\d\b(?=</td>)")
+WHOLE = r'<span class="whole">\g<0></span>'
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]*)((?:#[^)\s]*)?)\)")
 
 
@@ -47,7 +49,5 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    """Return the content with flags in code that no line break divides."""
-    return re.sub(
-        r"<code>[^<]*</code>", lambda match: FLAG.sub(r'<span class="flag">\g<0></span>', match[0]), html
-    )
+    """Return the content with flags in code and dates in tables that no line break divides."""
+    return DATE.sub(WHOLE, CODE.sub(lambda match: FLAG.sub(WHOLE, match[0]), html))

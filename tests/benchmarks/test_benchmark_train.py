@@ -62,7 +62,7 @@ def test_one_gpu_has_one_process_and_is_compared_at_the_same_batch_size() -> Non
         assert ("plain, DDP, 2 processes" in variants) == (len(teams) == 2)
 
 
-def test_a_report_of_one_gpu_explains_the_missing_second_process() -> None:
+def test_a_report_of_one_gpu_explains_the_missing_second_process(tmp_path: Path) -> None:
     train = benchmark("train")
     result = {**read_json(ROOT / "docs" / "train.json"), "device": gpus(1)}
     for model in result["models"].values():
@@ -81,3 +81,14 @@ def test_a_report_of_one_gpu_explains_the_missing_second_process() -> None:
     assert bars
     assert not [bar for bar in bars if "2 processes" in bar["name"]]
     assert any("here, 1 process / plain" in bar["name"] for bar in bars)
+    # Neither a second process nor parts of a step.
+    train.draw(result, tmp_path / "train.png")
+    assert (tmp_path / "train.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_picture_has_the_fastest_variant_of_each_kind() -> None:
+    train = benchmark("train")
+    kind, fast = "plain, dense Adam", "plain, dense Adam, compiled, 2 threads"
+    size = {"rates": {f"{kind}, 1 thread": [2.0], fast: [3.0], f"{kind}, large": [9.0], "here": [5.0]}}
+    assert sorted(train._rates_of(size, kind)) == [2.0, 3.0]
+    assert train._rates_of(size, "plain, SparseAdam") == []

@@ -166,6 +166,10 @@ def test_the_site_is_built_without_a_warning_and_asks_no_other_server(tmp_path: 
     assert not [address for address in loaded if re.match(r"(https?:)?//", address)]
     # As a table, not as text.
     assert not re.search(r"<p>\|", "".join(pages))
+    start = (tmp_path / "site" / "index.html").read_text()
+    assert re.findall(r'<img [^>]*src="([^"]+)"', start) == ["curves.png", "gpu.png"]
+    # The class by which site.css wraps long commands, and not diagrams.
+    assert 'class="language-bash highlight"' in start
 
 
 def test_the_tree_of_the_repository_names_every_folder() -> None:
