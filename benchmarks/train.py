@@ -428,18 +428,19 @@ def draw(result: dict[str, Any], path: Path) -> None:
     """Draw rates by size above the parts of a step, a column for each model, for a page 750 pixels wide."""
     models = list(result["models"].values())
     sizes = models[0]["sizes"]
-    draws = [_draw_rates]
+    draws: list[tuple[Any, str | None]] = [(_draw_rates, "Of plain PyTorch the fastest variant of each kind")]
     if sizes[0]["parts"][most_processes(sizes[0]["rates"])]:
-        draws.append(_draw_parts)
+        draws.append((_draw_parts, None))
     figure = new_figure(7.5, 4 * len(draws))
-    for part, draw_one in zip(figure.subfigures(len(draws), squeeze=False)[:, 0], draws, strict=True):
+    for part, (draw_one, note) in zip(figure.subfigures(len(draws), squeeze=False)[:, 0], draws, strict=True):
         (columns,) = part.subplots(1, len(models), squeeze=False, sharey=True)
         for axes, model in zip(columns, models, strict=True):
             draw_one(axes, model)
             axes.set_title(model["title"], fontsize="medium")
             axes.grid(axis="x", alpha=0.3)
         columns[0].invert_yaxis()
-        part.legend(*columns[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        shown = columns[0].get_legend_handles_labels()
+        part.legend(*shown, title=note, loc="outside lower center", ncols=3)
     figure.savefig(path)
 
 

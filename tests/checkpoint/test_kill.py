@@ -299,7 +299,7 @@ def test_dynamic_tables_continue_after_sigterm_to_a_launcher_bit_for_bit(
     assert f"; step {progress.step:,}, written by 2 ranks" in again
     succeeded(run_command(command(whole_dir, "whole"), env=place.env))
     reports = [tmp_path / name for name in ("resumed", "whole")]
-    resumed, whole = (scalars(report / "tensorboard")["loss"] for report in reports)
+    resumed, whole = (scalars(report / "tensorboard")["steps/loss"] for report in reports)
     assert resumed == whole[progress.step :]
     assert resumed[0][0] == progress.step + 1
     tests = [read_json(report / "metrics.json")["test"] for report in reports]

@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_accumulator import (
+    EventAccumulator as PluginEventAccumulator,
+)
+from tensorboard.plugins.hparams import metadata
 
 from recsuite.config.config import Config
 from recsuite.config.presets import PRESETS
@@ -28,13 +31,14 @@ from recsuite.extras.reports.trackers import (
     Tracker,
     Tracking,
     numbers,
+    tag_of,
 )
 from recsuite.metrics import Measured
 from recsuite.sharding.table_rules import RowWiseAdagrad
 from recsuite.training.callbacks import Epoch, Step
 from recsuite.training.observers import observing
 from recsuite.training.progress import Progress
-from tests.support.event_files import scalars
+from tests.support.event_files import only_run, scalars
 from tests.support.launch import read_json
 
 STEPS_OF_AN_EPOCH = 8
@@ -45,14 +49,52 @@ def test_tensorboard_shows_the_numbers_of_the_report(watched: tuple[str, Path]) 
     shown = scalars(watched[1] / "tensorboard")
     for number, epoch in enumerate(report["epochs"], start=1):
         for name, value in numbers(epoch):
-            assert shown[name][number - 1] == (STEPS_OF_AN_EPOCH * number, pytest.approx(value)), name
-    assert {"train_loss", "ratings_per_second", "data_wait"} <= set(shown)
+            if tag := tag_of(name):
+                assert shown[tag][number - 1] == (STEPS_OF_AN_EPOCH * number, pytest.approx(value)), name
+    assert {"metrics/train_loss", "time/ratings_per_second", "time/data_wait"} <= set(shown)
+
+
+def test_tensorboard_opens_with_validation_and_loss(watched: tuple[str, Path]) -> None:
+    names = sorted(scalars(watched[1] / "tensorboard"))
+    # It opens the first two groups. No plot is of the number of the epoch.
+    assert [*dict.fromkeys(name.partition("/")[0] for name in names)] == ["metrics", "steps", "test", "time"]
+    assert names[0] == "metrics/train_loss"
+    assert all(
+        name.startswith("metrics/validation/") for name in names[1 : names.index("steps/learning_rate/dense")]
+    )
+    assert [name for name in names if name.startswith("steps/")][-1] == "steps/loss"
+    assert not [name for name in names if "epoch" in name]
+
+
+def test_tensorboard_has_the_flags_as_hyperparameters_of_each_training(tmp_path: Path) -> None:
+    for run, rate, error in (("a", 0.25, None), ("b", 0.5, RuntimeError), ("a", 0.25, None)):
+        tracking = Tracking(TensorBoardTracker(tmp_path), Config.of(lr=rate).flags, print)
+        tracking.on_begin(Progress(0), run)
+        give(tracking, 1, 0.5)
+        tracking.close(error)
+    found = {path.name: of_hyperparameters(path) for path in tmp_path.iterdir()}
+    assert {name: start["lr"].number_value for name, (start, _) in found.items()} == {"a": 0.25, "b": 0.5}
+    start, is_finished = found["a"]
+    assert start.keys() == Config().flags.keys()
+    assert (start["batch_size"].string_value, start["stream"].string_value) == ("auto", "False")
+    assert (is_finished, found["b"][1]) == (True, False)
+
+
+def of_hyperparameters(folder: Path) -> tuple[Mapping[str, Any], bool]:
+    """The hyperparameters of a training, and True if it has finished."""
+    accumulator = PluginEventAccumulator(str(folder))
+    accumulator.Reload()
+    found = accumulator.PluginTagToContent(metadata.PLUGIN_NAME)
+    # Without this TensorBoard shows those of all trainings.
+    assert metadata.EXPERIMENT_TAG not in found
+    start = metadata.parse_session_start_info_plugin_data(found[metadata.SESSION_START_INFO_TAG])
+    return start.hparams, metadata.SESSION_END_INFO_TAG in found
 
 
 def test_tensorboard_shows_every_step_with_its_loss_and_rates(watched: tuple[str, Path]) -> None:
     report = read_json(watched[1] / "metrics.json")
     shown = scalars(watched[1] / "tensorboard")
-    losses = shown["loss"]
+    losses = shown["steps/loss"]
     assert [step for step, _ in losses] == list(range(1, 2 * STEPS_OF_AN_EPOCH + 1))
     first = [loss for _, loss in losses[:STEPS_OF_AN_EPOCH]]
     # All global batches of the 15,840 training ratings but the last have 2,048 of them.
@@ -64,16 +106,14 @@ def test_tensorboard_shows_every_step_with_its_loss_and_rates(watched: tuple[str
         ("tables", RowWiseAdagrad(config.optimizer.lr).rate(2048)),
         ("dense", config.optimizer.dense_lr),
     ):
-        rates = [rate for _, rate in shown[f"learning_rate/{name}"]]
+        rates = [rate for _, rate in shown[f"steps/learning_rate/{name}"]]
         assert len(rates) == 2 * STEPS_OF_AN_EPOCH
         assert rates[0] == pytest.approx(first_rate)
         assert rates == sorted(rates, reverse=True)
 
 
 def test_tensorboard_shows_the_configuration(watched: tuple[str, Path]) -> None:
-    accumulator = EventAccumulator(str(watched[1] / "tensorboard"))
-    accumulator.Reload()
-    (text,) = accumulator.Tensors("config/text_summary")
+    (text,) = only_run(watched[1] / "tensorboard").Tensors("config/text_summary")
     assert b"| --batch_size | `2048` |" in text.tensor_proto.string_val[0]
 
 
@@ -105,16 +145,14 @@ def test_a_final_test_is_shown_at_the_last_step(tmp_path: Path) -> None:
     write_log(tmp_path, 1, 0.5, {"hr@10": 0.25, "auc": float("nan")})
     shown = scalars(tmp_path)
     assert shown["test/hr@10"] == [(2, 0.25)]
-    assert shown["validation/rmse"] == [(2, pytest.approx(0.9))]
+    assert shown["metrics/validation/rmse"] == [(2, pytest.approx(0.9))]
     assert "test/auc" not in shown
 
 
-def test_a_resumed_training_continues_its_curves_and_another_has_its_own(tmp_path: Path) -> None:
+def test_a_resumed_training_continues_its_curves(tmp_path: Path) -> None:
     for first_step, loss in ((1, 0.5), (3, 0.25), (3, 0.125)):
         write_log(tmp_path, first_step, loss, {})
-    assert scalars(tmp_path)["loss"] == [(1, 0.5), (2, 0.5), (3, 0.125), (4, 0.125)]
-    write_log(tmp_path, 1, 0.75, {})
-    assert scalars(tmp_path)["loss"] == [(1, 0.75), (2, 0.75)]
+    assert scalars(tmp_path)["steps/loss"] == [(1, 0.5), (2, 0.5), (3, 0.125), (4, 0.125)]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from recsuite.training.progress import Progress
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
-    from torch.utils.tensorboard import SummaryWriter
 
 # After a call a tracker is not called for ten times as long, so that a training waits little for it: windows
 # of a stream may come faster than a server answers. After a failure the pause is at least some seconds.
@@ -134,11 +133,26 @@ def numbers(mapping: Mapping[str, Any], before: str = "") -> Iterator[tuple[str,
             yield f"{before}{name}", value
 
 
+def tag_of(name: str) -> str:
+    """Return the name of a metric in TensorBoard; "" for a number that needs no plot.
+
+    TensorBoard sorts groups by name and opens the first two: losses and metrics of each pass, then each step.
+    """
+    kind, _, rest = name.partition("/")
+    if kind == "test" or name == "epoch":
+        return name if rest else ""
+    if name == "loss" or kind == "learning_rate":
+        return f"steps/{name}"
+    return f"metrics/{name}" if rest or name == "train_loss" else f"time/{name}"
+
+
 class TensorBoardTracker(Tracker):
-    """Write files for TensorBoard, with flags as a text. A resumed training continues its curves.
+    """Write files for TensorBoard, with flags as hyperparameters and as a text.
+
+    A resumed training continues its curves.
 
     Args:
-        folder: The folder for `tensorboard --logdir`.
+        folder: The folder for `tensorboard --logdir`; each training has a folder in it.
 
     Raises:
         UserError: When tensorboard is not installed.
@@ -155,11 +169,20 @@ class TensorBoardTracker(Tracker):
     @override
     def begin(self, params: Mapping[str, Any], run: str, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
 
         with explained(f"Cannot write TensorBoard's files to {self.folder}", "give another folder"):
-            # Points of an earlier training from this step on are hidden: a resumed training continues its
-            # curves, a new one starts its own.
-            self._writer: SummaryWriter = SummaryWriter(str(self.folder), purge_step=step)
+            # A folder for each training, as TensorBoard keeps the first hyperparameters of a folder. When a
+            # training is resumed, its points from this step on are hidden.
+            # Without its type: torch's annotations lack the file of a writer.
+            self._writer: Any = SummaryWriter(str(Path(self.folder, run[:8])), purge_step=step)
+        # A bool is an int, and would be shown as a number.
+        values = {
+            name: value if type(value) in (int, float) else str(value) for name, value in params.items()
+        }
+        # Not with their list either: TensorBoard makes one of all trainings in its folder.
+        _, start, self._finished = hparams(values, {})
+        self._writer.file_writer.add_summary(start)
         rows = [f"| --{name} | `{value}` |" for name, value in params.items()]
         self._writer.add_text("config", "\n".join(["| flag | value |", "| --- | --- |", *rows]), step)
 
@@ -167,11 +190,14 @@ class TensorBoardTracker(Tracker):
     def log(self, metrics: Mapping[int, Mapping[str, float]]) -> None:
         for step, values in metrics.items():
             for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
+                if tag := tag_of(name):
+                    self._writer.add_scalar(tag, value, step)
         self._writer.flush()
 
     @override
     def end(self, status: str) -> None:
+        if status == "finished":
+            self._writer.file_writer.add_summary(self._finished)
         self._writer.close()
 
 
