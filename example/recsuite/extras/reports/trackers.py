@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from typing_extensions import override
 
@@ -23,6 +23,7 @@ from recsuite.training.progress import Progress
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
+    from torch.utils.tensorboard import SummaryWriter
 
 # After a call a tracker is not called for ten times as long, so that a training waits little for it: windows
 # of a stream may come faster than a server answers. After a failure the pause is at least some seconds.
@@ -139,8 +140,10 @@ def tag_of(name: str) -> str:
     TensorBoard sorts groups by name and opens the first two: losses and metrics of each pass, then each step.
     """
     kind, _, rest = name.partition("/")
-    if kind == "test" or name == "epoch":
-        return name if rest else ""
+    if name == "epoch":
+        return ""
+    if kind == "test":
+        return name
     if name == "loss" or kind == "learning_rate":
         return f"steps/{name}"
     return f"metrics/{name}" if rest or name == "train_loss" else f"time/{name}"
@@ -174,15 +177,16 @@ class TensorBoardTracker(Tracker):
         with explained(f"Cannot write TensorBoard's files to {self.folder}", "give another folder"):
             # A folder for each training, as TensorBoard keeps the first hyperparameters of a folder. When a
             # training is resumed, its points from this step on are hidden.
-            # Without its type: torch's annotations lack the file of a writer.
-            self._writer: Any = SummaryWriter(str(Path(self.folder, run[:8])), purge_step=step)
+            self._writer: SummaryWriter = SummaryWriter(str(Path(self.folder, run[:8])), purge_step=step)
         # A bool is an int, and would be shown as a number.
         values = {
             name: value if type(value) in (int, float) else str(value) for name, value in params.items()
         }
-        # Not with their list either: TensorBoard makes one of all trainings in its folder.
+        # Without the list of their names: TensorBoard makes that of all trainings in a folder.
         _, start, self._finished = hparams(values, {})
-        self._writer.file_writer.add_summary(start)
+        # In torch's annotations it is None.
+        self._file = cast(Any, self._writer.file_writer)
+        self._file.add_summary(start)
         rows = [f"| --{name} | `{value}` |" for name, value in params.items()]
         self._writer.add_text("config", "\n".join(["| flag | value |", "| --- | --- |", *rows]), step)
 
@@ -197,7 +201,7 @@ class TensorBoardTracker(Tracker):
     @override
     def end(self, status: str) -> None:
         if status == "finished":
-            self._writer.file_writer.add_summary(self._finished)
+            self._file.add_summary(self._finished)
         self._writer.close()
 
 
