@@ -11,7 +11,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parents[1]
 # Pages that are not in docs/, by the name that each has in the site.
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-CODE, FLAG = re.compile(r"<code>[^<]*</code>"), re.compile(r"--[\w-]+")
+CODE, FLAG = re.compile(r"<code>.*?</code>", re.DOTALL), re.compile(r"--[\w-]+")
 DATE = re.compile(r"\b\d{4}-\d\d-\d\d\b(?=</td>)")
 WHOLE = r'<span class="whole">\g<0></span>'
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]*)((?:#[^)\s]*)?)\)")

@@ -148,6 +148,16 @@ def test_a_line_ends_with_the_time_left_of_the_work_around_it(
     assert re.fullmatch(r"inner: begun just now; all: about \d+ s left", line)
 
 
+def test_the_work_around_lasts_as_long_as_its_part(clock: Clock) -> None:
+    around, inner = Stage("all", 2, "", done=0), Stage("inner", 4, "", done=0)
+    for stages, done in (([around], 0), ([around, inner], 1), ([inner], 2)):
+        for each in stages:
+            each.reached(done)
+        clock.now += 10 if inner in stages else 5
+    # The first half of all took 5 seconds, and a quarter of the inner part takes 10.
+    assert console._line([around, inner]) == "inner: 50%, about 10 s left; all: about 10 s left"
+
+
 def test_other_output_delays_progress_lines(capsys: pytest.CaptureFixture[str], clock: Clock) -> None:
     install_tag("RANK 0")
     try:
@@ -222,10 +232,10 @@ def test_a_terminal_has_one_line_in_place_and_only_what_is_printed_scrolls() -> 
     names = ("reading", "epoch 1/1", "evaluation")
     said = [[f"printed within {name}", f"{name} has ended"] for name in names]
     assert [line[-1] for line in lines] == [f"[RANK 0] {text}" for texts in said for text in texts]
-    assert last[-1].strip("\r") == ""
+    assert last[-1] == ""
     drawn = [text for line in (*lines, last) for text in line[:-1] if text]
-    assert {text.split(" of a title")[0] for text in drawn if text != "\r"} == {*names}
-    assert all(len(text.rstrip("\r")) < WIDTH and text.endswith("\r") for text in drawn)
+    assert {text.split(" of a title")[0] for text in drawn} == {*names}
+    assert all(len(text) < WIDTH for text in drawn)
 
 
 def test_a_rank_without_stages_leaves_the_line_of_another_one_except_to_print() -> None:

@@ -223,7 +223,7 @@ def _is_relevant(record: logging.LogRecord) -> bool:
 # Seconds of silence; the thread checks ten times as often. On a terminal, seconds between two drawings.
 INTERVAL_SECONDS, DRAW_SECONDS = 8.0, 0.2
 # Seconds that are measured before a rate is told.
-MEASURED_SECONDS = 1.0
+MEASURED_SECONDS = 2.0
 
 
 class Stage:
@@ -247,7 +247,7 @@ class Stage:
             # The work before the first report tells nothing about the rate: another process may have done it,
             # and workers start and code is compiled then.
             self._reports = done, now, done, now, 0
-        elif done != last:
+        elif done > last:
             self._reports = first, first_time, done, now, done - last
 
     def estimate(self) -> tuple[float, float] | None:
@@ -264,21 +264,22 @@ class Stage:
         rate = (last + more - first) / (now - first_time)
         return rate, (self.total - last - more) / rate
 
-    def left(self) -> str:
-        """Return the time left in words; "" before it is known."""
-        known = self.estimate()
-        return f"about {format_duration(known[1])} left" if known else ""
-
     def __str__(self) -> str:
-        words, known = [], self.estimate()
+        words, known, seconds = [], self.estimate(), time.monotonic() - self.start
         if self.total:
             share = f"{100 * self._reports[2] // self.total}%"
             words.append(f"{share} of {self.total:,} {self.unit}" if self.unit else share)
         if known and self.unit:
             words.append(f"{known[0]:,.{0 if known[0] >= 10 else 2}f} {self.unit}/s")
-        seconds = time.monotonic() - self.start
-        so_far = f"{format_duration(seconds)} so far" if seconds >= 1 else "begun just now"
-        return f"{self.title}: {', '.join([*words, self.left() or so_far])}"
+        if known:
+            words.append(_left(known[1]))
+        else:
+            words.append(f"{format_duration(seconds)} so far" if seconds >= 1 else "begun just now")
+        return f"{self.title}: {', '.join(words)}"
+
+
+def _left(seconds: float) -> str:
+    return f"about {format_duration(seconds)} left"
 
 
 class StageClock:
@@ -314,8 +315,7 @@ class StageClock:
         # Nothing is erased twice, for another rank may have drawn there.
         if self._terminal is not None and (line or self._drawn):
             width = shutil.get_terminal_size().columns - 1
-            # The next line, also of another program, begins at the first column.
-            self._terminal.write(f"{ERASE}{line[:width]}\r")
+            self._terminal.write(f"{ERASE}{escaped(line)[:width]}")
             self._terminal.flush()
         self._drawn = line
 
@@ -323,7 +323,10 @@ class StageClock:
 def _line(stages: Sequence[Stage]) -> str:
     """Return the innermost stage, which is the most specific, and the time left of one around it."""
     *around, innermost = stages
-    more = [f"; {stage.title}: {left}" for stage in around if (left := stage.left())]
+    # The innermost is a part of it, so it lasts as long at least.
+    least = (innermost.estimate() or (0.0, 0.0))[1]
+    known = ((stage.title, stage.estimate()) for stage in around)
+    more = [f"; {title}: {_left(max(found[1], least))}" for title, found in known if found]
     return f"{innermost}{''.join(more[:1])}"
 
 

@@ -351,10 +351,10 @@ class ShownProgress(Callback):
     @contextlib.contextmanager
     def of_epochs(self, progress: Progress) -> Iterator[None]:
         """Show the time left of all epochs, with validations and checkpoints; a stream may have no end."""
-        title, quiet = f"all {self.num_epochs} epochs", self.quiet or progress.stream is not None
         # The rest of a resumed epoch is no measure of the others.
         self._unmeasured = progress.epoch if progress.samples else None
-        with stage(title, self.num_epochs, done=progress.epoch, quiet=quiet) as self._reached_epoch:
+        quiet = self.quiet or progress.stream is not None
+        with stage("training", self.num_epochs, done=progress.epoch, quiet=quiet) as self._reached_epoch:
             yield
 
     @override
