@@ -24,6 +24,7 @@ import re
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Return the flags of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--save_dir", type=folder_at, default=Path("dumps"), help="where the training writes")
-    parser.add_argument("--data_path", default="", help="the data of the training, read once at the start")
+    parser.add_argument("--data_path", default="", help="the data of the training, see docs/serving.md")
+    help_text = "items that the training has not seen: exclude, include, or as_trained (default)"
+    rules = ("as_trained", "exclude", "include")
+    parser.add_argument("--new_items", choices=rules, default=rules[0], help=help_text)
     parser.add_argument(
         "--checkpoint", choices=("best", "latest"), default="best", help="which checkpoint is followed: best"
     )
@@ -94,6 +98,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
     """Wait for the first model, then answer from the newest one."""
     require_installed("serve.py", "fastapi", "uvicorn")
+    from recsuite.serving.catalogue import UnknownCandidatesWarning
     from recsuite.serving.followers import follow, retried, wait_for_first
     from recsuite.serving.served import Follower
 
@@ -102,7 +107,9 @@ def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
     hosts = hosts_of(flags.allowed_hosts, flags.host)
     with bound(flags.host, flags.port) as port:
         wait_for_first(flags.save_dir, flags.checkpoint)
-        given = flags.checkpoint, model, flags.accept_changed_model, flags.data_path
+        given = flags.checkpoint, model, flags.accept_changed_model, flags.data_path, flags.new_items
+        # The answer names them. A log of them would grow without limit.
+        warnings.simplefilter("ignore", UnknownCandidatesWarning)
         follower = retried(lambda: Follower(flags.save_dir, None, *given))
         if not flags.data_path:
             say_what_is_missing(follower.model)
@@ -240,7 +247,7 @@ def service(
     def answered(name: str, ask: Callable[[], Any], ids_of: Callable[["Schema"], Any]) -> dict[str, Any]:
         answer, snapshot = from_one_snapshot(follower, ask)
         # Only now, after the model has refused values that are no list of ids.
-        unknown = unknown_of(snapshot, *ids_of(snapshot.schema))
+        unknown = unknown_of(model, snapshot, *ids_of(snapshot.schema))
         shortened = {name: [*map(short, ids)] for name, ids in unknown.items()}
         about = {"step": snapshot.manifest.progress.step, "run": snapshot.manifest.run}
         return {name: answer, "unknown": shortened, **about}

@@ -58,13 +58,15 @@ class Spread:
     """Spread of the entries of lists over the items that can be in one.
 
     listed: number of items in a list, of `ranked`; popular_share: share of the entries that are of the
-    POPULAR most popular items; novelty: mean of -log2 of the share of an item in their events, with one event
-    added to each item, in bits; most: the items that are most often in a list, and how often.
+    POPULAR most popular items; new_share: share of the entries that are of items without a row; novelty: mean
+    of -log2 of the share of an item in their events, with one event added to each item, in bits; most: the
+    items that are most often in a list, and how often.
     """
 
     listed: int
     ranked: int
     popular_share: float
+    new_share: float
     novelty: float
     most: tuple[tuple[str, int], ...]
 
@@ -78,7 +80,8 @@ class Spread:
         most = ", ".join(f"{item} ({number:,})" for item, number in self.most)
         return (
             f"{self.listed:,} of {self.ranked:,} {items} are in a list (coverage {self.coverage:.3f}); "
-            f"{self.popular_share:.1%} of the entries are of the {POPULAR:.0%} most popular; "
+            f"{self.popular_share:.1%} of the entries are of the {POPULAR:.0%} most popular, "
+            f"{self.new_share:.1%} of new {items}; "
             f"novelty {self.novelty:.2f} bits; most often: {printable(most)}"
         )
 
@@ -400,12 +403,16 @@ def lower_is_better(name: str) -> bool:
 
 
 def spread_of(
-    listed: np.ndarray, had: np.ndarray, is_ranked: np.ndarray, name_of: Callable[[int], Any]
+    listed: np.ndarray,
+    had: np.ndarray,
+    is_ranked: np.ndarray,
+    has_row: np.ndarray,
+    name_of: Callable[[int], Any],
 ) -> Spread | None:
     """Return the spread of lists, or None if they are empty.
 
     listed: in how many lists each item is, int64 [items]; had: the number of its events; is_ranked: True if
-    it can be in a list; name_of: the id of the item at a position.
+    it can be in a list; has_row: True if it has a row of its own; name_of: the id of the item at a position.
     """
     if not listed.any():
         return None
@@ -418,6 +425,7 @@ def spread_of(
         int(np.count_nonzero(listed)),
         number,
         float(listed[popular].sum() / listed.sum()),
+        float(listed[~has_row].sum() / listed.sum()),
         float(listed @ surprise / listed.sum()),
         tuple((str(name_of(place)), int(listed[place])) for place in most),
     )

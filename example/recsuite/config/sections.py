@@ -129,6 +129,13 @@ class DataConfig(Section):
         "the training events are repeats, which requires --duplicates keep. Serving uses the same rule.",
         choices=("auto", "exclude", "allow"),
     )
+    new_items: str = flag(
+        "auto",
+        "Items that no training event has, in a ranking: list them by their features (include), or never "
+        "(exclude). Recommendations, scores and servers use the same rule. auto includes them if the items "
+        "have features besides their ids, except with --stream.",
+        choices=("auto", "exclude", "include"),
+    )
     history: int = flag(
         30,
         "Length of the user history: items that the user rated last before a rating, each with its rating; 0 "

@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import functools
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,8 @@ from recsuite.models.tasks import first_label
 from recsuite.serving.request import check_ids, members_of
 from recsuite.serving.snapshot import FoundKeys, ServedRows, Snapshot
 
+# Unknown candidates that a warning names.
+MOST_SHOWN = 5
 # Inputs of a model without vectors for users, or for items.
 Side = tuple[FeatureRows, Inputs]
 
@@ -73,6 +76,13 @@ class IndexCache:
         self._lists = lists
         self._newest: Any = None
         self._lock = threading.Lock()
+        self._numbers: dict[Any, int] = {}
+
+    def numbers_of(self, ids: Sequence[Any]) -> list[int]:
+        """Return a number for each id, from 0 on: the same one whenever it is asked for."""
+        # An item that keeps its key and its vector need not be moved in the index.
+        with self._lock:
+            return [self._numbers.setdefault(each, len(self._numbers)) for each in ids]
 
     def of(self, keys: torch.Tensor, vectors: torch.Tensor) -> Any:
         """Return the index of these items, a `NearestItems` of the extra `index`."""
@@ -86,9 +96,10 @@ class IndexCache:
 class Items:
     """Items in the order in which equal scores are listed.
 
-    ids: raw ids; keys: of the items, int64 [N], see `FoundKeys`; vectors: float32 [N, D], of `head`, or
-    positions, int64 [N], see `Pairs`; kind: type of the raw ids in the training; kept: the index, shared with
-    other models; None if these are candidates and not all items; side: inputs of a model without vectors.
+    ids: raw ids; keys: of the items, int64 [N], no two the same; vectors: float32 [N, D], of `head`, or
+    positions, int64 [N], see `Pairs`; has_row: True for the items of the training, bool [N]; kind: type of
+    the raw ids in the training; kept: the index, shared with other models; None if these are candidates and
+    not all items; side: inputs of a model without vectors.
     """
 
     head: Any
@@ -96,6 +107,7 @@ class Items:
     ids: list[Any]
     keys: torch.Tensor
     vectors: torch.Tensor
+    has_row: torch.Tensor
     kind: type[Any] | None
     kept: IndexCache | None
     side: Side | None = None
@@ -144,14 +156,16 @@ class Items:
         return self.kept.of(self.keys, self.vectors / self.head.row_scale)
 
     def only(self, candidates: Any) -> Items:
-        """Return the candidates that were in the training, each once, in the order of the items."""
-        wanted = set(check_ids("candidates", candidates, self.kind, self.schema))
+        """Return the candidates that are here, each once, in the order of the items; warn of the others."""
+        wanted = set(given := check_ids("candidates", candidates, self.kind, self.schema))
+        unknown = [item for item in dict.fromkeys(given) if item not in self.positions]
+        if unknown:
+            warnings.warn(UnknownCandidatesWarning(unknown, len(wanted), self.schema.items), stacklevel=4)
         positions = sorted(self.positions[item] for item in wanted & self.positions.keys())
         ids = [self.ids[position] for position in positions]
         which = torch.tensor(positions, dtype=torch.int64)
-        return dataclasses.replace(
-            self, ids=ids, keys=self.keys[which], vectors=self.vectors[which], kept=None
-        )
+        parts = {name: getattr(self, name)[which] for name in ("keys", "vectors", "has_row")}
+        return dataclasses.replace(self, ids=ids, kept=None, **parts)
 
     def pairs(self, lists: Sequence[Any], name: str) -> torch.Tensor:
         """Return positions of users and items, int64 [2, E], from a list of raw ids for each user.
@@ -169,14 +183,16 @@ class Items:
     def added(self, lists: Sequence[Any], numbers: torch.Tensor) -> Added:
         """Return what items of histories add to their own scores. numbers: of each item, float32 [V].
 
-        lists: a list of raw ids for each user. Unknown ids are skipped.
+        lists: a list of raw ids for each user. Ids without a row are skipped, as in an evaluation.
         """
         if not len(numbers):
             return NOTHING_ADDED
         positions = [self.positions.get(item, -1) for ids in lists for item in ids]
         users = [user for user, ids in enumerate(lists) for _ in ids]
         pairs = torch.tensor([users, positions], dtype=torch.int64)
-        return sum_of_pairs(pairs[:, pairs[1] >= 0], numbers[pairs[1] >= 0])
+        is_there = pairs[1] >= 0
+        is_there[is_there.clone()] = self.has_row[pairs[1, is_there]]
+        return sum_of_pairs(pairs[:, is_there], numbers[is_there])
 
     def positions_of(self, ids: Any) -> torch.Tensor:
         """Return the positions of raw ids, int64 [number of ids].
@@ -188,7 +204,8 @@ class Items:
         for item in wanted:
             if item not in self.positions:
                 raise UserError(
-                    f"Unknown {self.schema.item} {printable(item)}: the training has not seen it."
+                    f"Unknown {self.schema.item} {printable(item)}: the training has not seen it, and it is "
+                    "not described. Fix: give its features to describe_items, or another."
                 )
         return torch.tensor([self.positions[item] for item in wanted], dtype=torch.int64)
 
@@ -222,6 +239,18 @@ class Items:
         ]
 
 
+class UnknownCandidatesWarning(UserWarning):
+    """Candidates that are not listed, because the model does not know them and nobody described them."""
+
+    def __init__(self, unknown: Sequence[Any], number: int, items: str) -> None:
+        shown = printable(", ".join(map(str, unknown[:MOST_SHOWN]))) + ", ..." * (len(unknown) > MOST_SHOWN)
+        super().__init__(
+            f"{len(unknown):,} of {number:,} candidates are not listed, because the training has not seen "
+            f"them and they are not described: {shown}. Fix: give the features of these {items} to "
+            "describe_items, or leave them out."
+        )
+
+
 @dataclass(frozen=True)
 class LocatedItems:
     """Items with the keys of their rows, by feature, and dense numbers, float32 [N, numbers].
@@ -251,32 +280,46 @@ class Catalogue:
     def __init__(self, kept: IndexCache, values: Mapping[str, Sequence[Any]] | None = None) -> None:
         self.kept = kept
         self._values = values
-        # All described items, and those of them that were in the training.
+        # All described items, and by True or False those that `items` returns.
         self._described: LocatedItems | None = None
-        self._located: LocatedItems | None = None
-        self._items: Items | None = None
+        self._located: dict[bool, LocatedItems] = {}
+        self._items: dict[bool, Items] = {}
 
-    def items(self, snapshot: Snapshot) -> Items:
-        """Return the items with their vectors in a model. Computed once for each model; hold its lock."""
+    def items(self, snapshot: Snapshot, with_new: bool) -> Items:
+        """Return the items with their vectors in a model. Computed once for each model; hold its lock.
+
+        with_new: True for all described items, False for those with a row.
+        """
         # Every delta that changes rows also has a new head.
-        if self._items is None or self._items.head is not snapshot.head:
-            located = self._locate(snapshot)
+        if with_new not in self._items or self._items[with_new].head is not snapshot.head:
+            located = self._locate(snapshot, with_new)
             inputs = Inputs(members_of({}, snapshot.schema), located.numbers)
             head, item, rows = snapshot.head, snapshot.schema.item, snapshot.rows_of(located.keys)
             has_vectors = isinstance(head, TwoSided)
             vectors = head.item_vectors(rows, inputs) if has_vectors else torch.arange(len(located.ids))
             side = None if has_vectors else (rows, inputs)
-            keys, kind = located.keys[item].keys, snapshot.kind_of(item)
-            self._items = Items(head, snapshot.schema, located.ids, keys, vectors, kind, self.kept, side)
-        return self._items
+            kind, keys = snapshot.kind_of(item), located.keys[item].keys
+            has_row = snapshot.is_known(item, keys)
+            # Of a dynamic table the keys are the ids. Of a fixed one all new items have the same row.
+            if snapshot.item_table.record is None and not bool(has_row.all()):
+                new = [located.ids[position] for position in (~has_row).nonzero().view(-1).tolist()]
+                keys = keys.clone()
+                keys[~has_row] = torch.tensor(self.kept.numbers_of(new)) + snapshot.item_table.num_values + 1
+            self._items[with_new] = Items(
+                head, snapshot.schema, located.ids, keys, vectors, has_row, kind, self.kept, side
+            )
+        return self._items[with_new]
 
-    def _locate(self, snapshot: Snapshot) -> LocatedItems:
+    def _locate(self, snapshot: Snapshot, with_new: bool) -> LocatedItems:
         known = snapshot.item_table.identity
-        if self._located is None or self._located.holder is not known:
+        if with_new not in self._located or self._located[with_new].holder is not known:
             described, item = self._describe(snapshot), snapshot.schema.item
-            # The model has no trained row for any other item.
-            self._located = described.only(snapshot.is_known(item, described.keys[item].keys), known)
-        return self._located
+            which = snapshot.is_known(item, described.keys[item].keys)
+            if with_new:
+                # A missing id is no item.
+                which |= torch.tensor([not _is_missing(each) for each in described.ids], dtype=torch.bool)
+            self._located[with_new] = described.only(which, known)
+        return self._located[with_new]
 
     def _describe(self, snapshot: Snapshot) -> LocatedItems:
         """Return the described items; kept for one vocabulary, while ids in dynamic tables come and go."""
@@ -292,6 +335,11 @@ class Catalogue:
         ids = snapshot.item_table.originals(values[item], keys[item].keys)
         self._described = LocatedItems(snapshot.vocabulary, ids, keys, numbers)
         return self._described
+
+
+def _is_missing(item: Any) -> bool:
+    """True for None and NaN."""
+    return item is None or item != item
 
 
 def described(values: Mapping[str, Sequence[Any]], snapshot: Snapshot, kept: IndexCache) -> Catalogue:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -19,11 +20,13 @@ from recsuite.datasets.source import locate
 from recsuite.errors import UserError, printable
 from recsuite.files import digest_of_bytes
 from recsuite.runtime.console import say
-from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS
+from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS, check_values, type_of
 from recsuite.serving.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import pandas
+
+    from recsuite.datasets.tables.source import TableSource
 
 
 class UserEvents:
@@ -91,6 +94,28 @@ class KnownFeatures:
             features[name] = [nothing if position is None else values[position] for position in positions]
         return {**features, self.name: [*ids]}
 
+    def updated(self, newer: KnownFeatures) -> KnownFeatures:
+        """Return these with newer values of some ids, old or new ones; the old ids keep their places."""
+        kind = type_of(self.ids)
+        if kind is str and type_of(newer.ids) is not str:
+            # In one table alone they may all be numbers.
+            newer.ids = newer.values[newer.name] = [*map(str, newer.ids)]
+            newer.places = {id_: position for position, id_ in enumerate(newer.ids)}
+        check_values(self.name, newer.ids, kind)
+        ids = [*self.ids, *(each for each in newer.ids if each not in self.places)]
+        before, now, merged = self.of(ids), newer.of(ids), copy.copy(self)
+        is_newer = [each in newer.places for each in ids]
+        merged.values = {
+            name: [
+                mine if newest else old
+                for mine, old, newest in zip(now.get(name, values), values, is_newer, strict=True)
+            ]
+            for name, values in before.items()
+        }
+        merged.ids = merged.values[self.name]
+        merged.places = {each: position for position, each in enumerate(ids)}
+        return merged
+
 
 def _is_missing(value: Any) -> bool:
     return isinstance(value, float) and np.isnan(value)
@@ -99,14 +124,37 @@ def _is_missing(value: Any) -> bool:
 class TrainingFeatures:
     """Features of users and items, and histories of users, from the data of a training.
 
-    longest: maximum length of a history.
+    longest: maximum length of a history; source: where the table of items is read again, and the state of its
+    files before the first reading, see `TableSource.state_of_items`.
     """
 
-    def __init__(self, raw: RawData, schema: Schema, longest: int) -> None:
+    def __init__(
+        self, raw: RawData, schema: Schema, longest: int, source: tuple[TableSource, Any] | None = None
+    ) -> None:
         self.longest, self._shown, self._has_types = longest, schema.shown, bool(schema.event_types)
+        self._schema, self._source = schema, source
         self.users = KnownFeatures(raw.users, schema, USER)
         self.items = KnownFeatures(raw.items, schema, ITEM)
         self._events = UserEvents(raw)
+
+    def renewed(self) -> TrainingFeatures | None:
+        """Return the data with the table of items as it is now; None if its files have not changed.
+
+        Items that are gone from the table stay, as events have them, and new ones follow.
+
+        Raises:
+            UserError: when it cannot be read.
+        """
+        if self._source is None:
+            return None
+        source, before = self._source
+        state = source.state_of_items()
+        if state == before:
+            return None
+        newer = copy.copy(self)
+        newer.items = self.items.updated(KnownFeatures(source.read_items(), self._schema, ITEM))
+        newer._source = source, state
+        return newer
 
     def digest(self) -> str:
         """Return a digest of all of it."""
@@ -210,6 +258,8 @@ def read_training_data(snapshot: Snapshot, config: Config, given: Collection[str
             f"{source.folder} has events of the types {printable(here)}, and the model was trained with "
             f"{printable(there)}; give the --data_path and the schema of its training."
         )
+    # Before the reading: a change meanwhile is read again.
+    state = source.state_of_items()
     raw = read(source, config.data)
     for entity, frame in zip(ENTITIES, (raw.users, raw.items), strict=True):
         name, column = schema.name_of(entity), schema.column_of(entity)
@@ -222,7 +272,7 @@ def read_training_data(snapshot: Snapshot, config: Config, given: Collection[str
     say(f"titles and {schema.labels} are those of {source.folder}")
     # An export does not record the length of a history: there the flag counts.
     longest = int(recorded.get(HISTORY, config.data.history))
-    return ServedData(raw, TrainingFeatures(raw, schema, longest))
+    return ServedData(raw, TrainingFeatures(raw, schema, longest, (source, state)))
 
 
 def with_data_flags(snapshot: Snapshot, config: Config, given: Collection[str]) -> Config:

@@ -262,6 +262,7 @@ def name_of_columns(
         # Absent where it is the default, so that existing columns are found.
         **({"order": config.order} if config.order != "time" else {}),
         "seen": config.seen,
+        "new_items": config.new_items,
         "test_fraction": config.test_fraction if drawn else None,
         "validation_fraction": config.validation_fraction,
         # Always, because validation is drawn by it for every split.
