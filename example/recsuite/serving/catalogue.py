@@ -274,12 +274,15 @@ class Catalogue:
     """Descriptions of items, independent of the model that is served.
 
     values: a feature's name to raw values, as `ServedModel.describe_items` takes them; without them each item
-    of the training, with only its id. kept: the index of the items, also of earlier descriptions.
+    of the training, with only its id. item: name of the feature with the ids. kept: the index of the items,
+    also of earlier descriptions.
     """
 
-    def __init__(self, kept: IndexCache, values: Mapping[str, Sequence[Any]] | None = None) -> None:
+    def __init__(
+        self, kept: IndexCache, values: Mapping[str, Sequence[Any]] | None = None, item: str = ""
+    ) -> None:
         self.kept = kept
-        self._values = values
+        self._values, self._item = values, item
         # All described items, and by True or False those that `items` returns.
         self._described: LocatedItems | None = None
         self._located: dict[bool, LocatedItems] = {}
@@ -309,6 +312,22 @@ class Catalogue:
                 head, snapshot.schema, located.ids, keys, vectors, has_row, kind, self.kept, side
             )
         return self._items[with_new]
+
+    def features_of(self, ids: Sequence[Any], snapshot: Snapshot) -> dict[str, list[Any]]:
+        """Return the described features of some items that a model takes; none if no items are described."""
+        names, places = snapshot.names_of((ITEM,)), [self._places.get(each) for each in ids]
+        described = {}
+        for name, values in (self._values or {}).items():
+            if name in names:
+                nothing: Any = [] if isinstance(next(iter(values), None), list) else None
+                described[name] = [nothing if place is None else values[place] for place in places]
+        return {**described, snapshot.schema.item: [*ids]}
+
+    @functools.cached_property
+    def _places(self) -> dict[Any, int]:
+        """Described id to its place."""
+        ids = self._values[self._item] if self._values else ()
+        return {item: place for place, item in enumerate(ids)}
 
     def _locate(self, snapshot: Snapshot, with_new: bool) -> LocatedItems:
         known = snapshot.item_table.identity
@@ -360,4 +379,4 @@ def described(values: Mapping[str, Sequence[Any]], snapshot: Snapshot, kept: Ind
     if twice:
         raise UserError(f"The {schema.item} {printable(twice[0])} is described twice; describe it once.")
     # Copied: the caller may change the lists.
-    return Catalogue(kept, {name: [*given] for name, given in values.items()})
+    return Catalogue(kept, {name: [*given] for name, given in values.items()}, schema.item)

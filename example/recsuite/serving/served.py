@@ -195,7 +195,7 @@ class ServedModel:
                 "history_ratings": the ratings of "history", list by list. "history_ages", for a model that
                 uses ages: seconds before the event, list by list; without it all ages are 0. Features that
                 are not given, and values that were not in the training, are unknown. For users and items
-                given by ids, the data add the rest (see `open`).
+                given by ids, the data (see `open`) or `describe_items` add the rest.
 
         Returns:
             The scores, float32 [B], of one snapshot; of a model of L labels float32 [B, L].
@@ -372,16 +372,14 @@ class ServedModel:
                 length_of(name, values[name], schema)
                 ids[name] = [*values[name]]
                 check_values(name, ids[name], snapshot.kind_of(name))
-        if data is None:
-            if schema.user in ids and snapshot.takes_history and had is None:
-                warnings.warn(NO_HISTORY_WARNING, stacklevel=5)
-            return {**values, **ids}
-        told = data.of_users(ids[schema.user], snapshot) if schema.user in ids else {}
+        if data is None and schema.user in ids and snapshot.takes_history and had is None:
+            warnings.warn(NO_HISTORY_WARNING, stacklevel=5)
+        told = data.of_users(ids[schema.user], snapshot) if data and schema.user in ids else {}
         if had is not None:
             told = {name: told[name] for name in told.keys() - LABELLED_HISTORY}
         if schema.item in ids:
-            told |= data.of_items(snapshot, ids[schema.item])
-        return {**told, **{name: given for name, given in values.items() if name not in ids}}
+            told |= self._catalogue.features_of(ids[schema.item], snapshot)
+        return {**told, **ids, **{name: given for name, given in values.items() if name not in ids}}
 
     @torch.inference_mode()
     def vectors_of(self, values: Mapping[str, Sequence[Any]]) -> tuple[torch.Tensor, Items]:
