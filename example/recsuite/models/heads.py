@@ -250,8 +250,8 @@ class ProductHead(Head):
         return users @ items.t()
 
 
-# In training, one of so many items has only its features. With the row of its own, which knows a few events
-# by heart, features learn too little for items without events. docs/log/2026-11.md has the figures.
+# In a training for new items, one of so many items has only its features. Beside rows, which learn a few
+# events by heart, features learn too little for items without a row. docs/log/2026-11.md has the figures.
 HIDDEN_EVERY = 4
 
 
@@ -266,8 +266,8 @@ class TwoTower(ProductHead):
             weights. With learned weights there is an MLP only if it has hidden layers.
         num_types: Number of types of events, see `Recency`.
         repeats: True if an item of a history may be chosen again, see `OwnItems`.
-        item: The feature with the ids of items. With it, training hides the row of some items, so that new
-            ones are known by their other features; "" hides none.
+        hidden: The feature with the ids of items, whose rows training hides for some items, so that new ones
+            are known by their other features; "" hides none.
 
     Example:
         towers = lambda data, args: rs.TwoTower(data.features, args.embedding_dim, [64])
@@ -282,14 +282,10 @@ class TwoTower(ProductHead):
         num_places: int = 0,
         num_types: int = 1,
         repeats: bool = False,
-        item: str = "",
+        hidden: str = "",
     ) -> None:
         super().__init__(features, embedding_dim)
-        # An item of which no more is known than its id would have nothing left.
-        has_more = len(self.names[ITEM]) > 1 or any(
-            feature.entity == ITEM and not feature.has_table for feature in features
-        )
-        self.hidden = item if has_more else ""
+        self.hidden = hidden
         widths = [embedding_dim - 1, *mlp_dims, embedding_dim - 1]
         self.tower = nn.Sequential() if num_places and not mlp_dims else make_mlp(widths)
         self.recency = Recency(num_places, num_types) if num_places else None

@@ -240,7 +240,7 @@ class Items:
 
 
 class UnknownCandidatesWarning(UserWarning):
-    """Candidates that are not listed, because the model does not know them and nobody described them."""
+    """Candidates that are not listed, which the training has not seen and which are not described."""
 
     def __init__(self, unknown: Sequence[Any], number: int, items: str) -> None:
         shown = printable(", ".join(map(str, unknown[:MOST_SHOWN]))) + ", ..." * (len(unknown) > MOST_SHOWN)

@@ -38,6 +38,7 @@ from recsuite.datasets.preparation.vocabulary import (
 from recsuite.datasets.schema import (
     EVALUATIONS,
     EVENT,
+    EXCLUDE,
     ITEM,
     SCHEMA_FILE,
     USER,
@@ -226,7 +227,7 @@ def _write_columns(
     if written.left_out:
         said.append(f"skipped the features that the files do not have: {', '.join(written.left_out)}")
     features = [*(table.feature for table in written.tables), *written.numbers]
-    new_items, said_of_new = rule_for_new(config, schema, features, stream is not None)
+    new_items, said_of_new = rule_for_new(config, schema, features)
     said += said_of_new
     schema = dataclasses.replace(schema, seen=seen, new_items=new_items)
     (folder / SCHEMA_FILE).write_text(json.dumps(record_of(schema, features), indent=1, allow_nan=False))
@@ -265,7 +266,8 @@ def _write_columns(
             for way, of_way in baselines.items()
         },
         "seen": schema.seen,
-        "new_items": schema.new_items,
+        # Absent where it is the default: the columns are those of earlier versions.
+        **({} if schema.new_items == EXCLUDE else {"new_items": schema.new_items}),
         "item_leakage": item_leakage,
         "label_leakage": label_leakage,
         "notes": [*map(escaped, (*skipped, *notes, *said))],

@@ -30,7 +30,6 @@ from recsuite.datasets.schema import (
     CLICKS,
     COUNT,
     EXCLUDE,
-    INCLUDE,
     RATING,
     Events,
     Feature,
@@ -180,19 +179,13 @@ def rule_for_seen(
     ]
 
 
-def rule_for_new(
-    config: DataConfig, schema: Schema, features: Sequence[Feature], is_stream: bool
-) -> tuple[str, list[str]]:
+def rule_for_new(config: DataConfig, schema: Schema, features: Sequence[Feature]) -> tuple[str, list[str]]:
     """Return the rule for items without a row, EXCLUDE or INCLUDE, and a note if it cannot be the given one.
 
     features: of the data.
     """
-    if config.new_items == "auto" and is_stream:
-        return EXCLUDE, []
-    if config.new_items != EXCLUDE and schema.describes_items(features):
-        return INCLUDE, []
-    if config.new_items != INCLUDE:
-        return EXCLUDE, []
+    if config.new_items == EXCLUDE or schema.describes_items(features):
+        return config.new_items, []
     return EXCLUDE, [
         f"--new_items exclude instead of include: {schema.items} have no feature besides their ids, so all "
         "new ones would have the same score"

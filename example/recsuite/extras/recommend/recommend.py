@@ -193,7 +193,7 @@ def recommend(config: Config, given: Collection[str], maker: ModelMaker) -> None
         wait_for_first(save_dir, checkpoint)
     of_model = (maker, config.checkpoint.accept_changed_model)
     # Only a rule that is given overrides that of the training.
-    rule = config.data.new_items if "new_items" in given and config.data.new_items != "auto" else AS_TRAINED
+    rule = config.data.new_items if "new_items" in given else AS_TRAINED
     opened = functools.partial(Follower, save_dir, None, checkpoint, *of_model, new_items=rule)
     follower = retried(opened) if follows else None
     model = follower.model if follower else ServedModel.open(save_dir, checkpoint, "", *of_model, rule)
