@@ -38,7 +38,7 @@ WAYS = {
 # Segments of --by item_events with fewer than COLD events.
 OF_COLD = ("0", "1 to 4")
 # Least share of a planted difference that is found, and of the oracle of cold items that is reached.
-SHARE, SHARE_OF_COLD = 0.5, 0.2
+SHARE, SHARE_OF_COLD = 0.5, 0.5
 
 
 def main() -> None:

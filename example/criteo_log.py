@@ -57,6 +57,7 @@ UNREAD = [
         "cutoffs",
         "day_feature",
         "seen",
+        "new_items",
     ),
     *("duplicates", "block", "num_blocks", "num_heads", "dropout", "stream", "dataset", "synthetic_kind"),
     *("synthetic_ratings", "schema", "recommend", "user", "top", "follow"),

@@ -55,7 +55,9 @@ def make_model(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
         )
     # Without other events, all items of a history are excluded where items that a user had are.
     repeats, num_types = len(types) > 1 or not data.schema.excludes_seen, max(1, len(types))
-    return rs.TwoTower(data.features, args.embedding_dim, args.mlp_dims, num_places, num_types, repeats)
+    sizes = args.embedding_dim, args.mlp_dims, num_places, num_types
+    hidden = data.schema.item if data.schema.lists_new_items else ""
+    return rs.TwoTower(data.features, *sizes, repeats, hidden)
 
 
 def train(args: rs.Config, runtime: rs.RuntimeContext) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from recsuite.extras.scoring import BatchScoring
     from recsuite.models.tasks import ModelMaker
 
+NEW_ITEMS = ("as_trained", "exclude", "include")
 # That ranks wait for each other: one may have far more files to write.
 LONGEST = timedelta(days=2)
 # Flags of `scoring.ListRules`.
@@ -72,6 +73,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data_path", default="", help="the data of the training, if they were your own")
     help_text = "use a model whose source has changed since"
     parser.add_argument("--accept_changed_model", action="store_true", help=help_text)
+    help_text = "items that the training has not seen: exclude, include, or as_trained (default)"
+    parser.add_argument("--new_items", choices=NEW_ITEMS, default=NEW_ITEMS[0], help=help_text)
     rows = parser.add_mutually_exclusive_group(required=True)
     rows.add_argument("--users", help='"all" those of the data, or a file with the column of their ids')
     rows.add_argument("--pairs", type=local, help="a file with the columns of users and items")
@@ -186,7 +189,7 @@ def opened(flags: argparse.Namespace, model: ModelMaker) -> BatchScoring:
     from recsuite.serving.training_data import data_at
 
     accepts = flags.accept_changed_model
-    served = rs.ServedModel.open(flags.save_dir, flags.checkpoint, "", model, accepts)
+    served = rs.ServedModel.open(flags.save_dir, flags.checkpoint, "", model, accepts, flags.new_items)
     rules = ListRules(**{name: getattr(flags, name) for name in RULES})
     known = {feature.name for feature in served.snapshot.schema.features if feature.entity == ITEM}
     columns = [name for name in rules.columns if name not in known]

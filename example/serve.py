@@ -26,6 +26,7 @@ import signal
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,7 +92,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     help_text = "answer 503 until there is a --save_dir; without it, a folder that is not there is a mistake"
     parser.add_argument("--wait", action="store_true", help=help_text)
-    parser.add_argument("--data_path", default="", help="the data of the training, read once at the start")
+    parser.add_argument("--data_path", default="", help="the data of the training, see docs/serving.md")
+    help_text = "items that the training has not seen: exclude, include, or as_trained (default)"
+    rules = ("as_trained", "exclude", "include")
+    parser.add_argument("--new_items", choices=rules, default=rules[0], help=help_text)
     parser.add_argument(
         "--checkpoint", choices=("best", "latest"), default="best", help="which checkpoint is followed: best"
     )
@@ -107,6 +111,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
     """Answer from the newest model, and with 503 until there is a first one."""
     require_installed("serve.py", "fastapi", "uvicorn", PAGE)
+    from recsuite.serving.catalogue import UnknownCandidatesWarning
     from recsuite.serving.followers import follow, retried, wait_for_first
     from recsuite.serving.served import Follower
 
@@ -124,7 +129,7 @@ def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
         try:
             wait_for_first(save_dir, flags.checkpoint)
             first.reason = f"The model in {save_dir} is being loaded; try again later."
-            given = flags.checkpoint, model, flags.accept_changed_model, flags.data_path
+            given = flags.checkpoint, model, flags.accept_changed_model, flags.data_path, flags.new_items
             follower = retried(lambda: Follower(save_dir, None, *given))
             if not flags.data_path:
                 say_what_is_missing(follower.model)
@@ -137,6 +142,8 @@ def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
         follow(follower, threading.Event())
 
     with bound(flags.host, flags.port) as port:
+        # The answer names them. A log of them would grow without limit.
+        warnings.simplefilter("ignore", UnknownCandidatesWarning)
         first = UntilServed(f"There is no checkpoint in {save_dir} yet; try again later.", hosts)
         server, thread = server_of(first), threading.Thread(target=run, daemon=True)
         # Before the server has started, the kernel queues connections.
@@ -327,7 +334,7 @@ def service(
     def answered(name: str, ask: Callable[[], Any], ids_of: Callable[["Schema"], Any]) -> dict[str, Any]:
         answer, snapshot = from_one_snapshot(follower, ask)
         # Only now, after the model has refused values that are no list of ids.
-        unknown = unknown_of(snapshot, *ids_of(snapshot.schema))
+        unknown = unknown_of(model, snapshot, *ids_of(snapshot.schema))
         shortened = {name: [*map(short, ids)] for name, ids in unknown.items()}
         about = {"step": snapshot.manifest.progress.step, "run": snapshot.manifest.run}
         return {name: answer, "unknown": shortened, **about}

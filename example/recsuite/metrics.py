@@ -61,15 +61,16 @@ class Spread:
     """Spread of the entries of lists over the items that can be in one.
 
     listed: number of items in a list, of `ranked`; entries: number of entries of all lists; popular_share:
-    share of these that are of the POPULAR most popular items; novelty: mean of -log2 of the share of an item
-    in their events, with one event added to each item, in bits; most: the items that are most often in a
-    list, and how often.
+    share of these that are of the POPULAR most popular items; new_share: share of these that are of items
+    without a row; novelty: mean of -log2 of the share of an item in their events, with one event added to
+    each item, in bits; most: the items that are most often in a list, and how often.
     """
 
     listed: int
     ranked: int
     entries: int
     popular_share: float
+    new_share: float
     novelty: float
     most: tuple[tuple[str, int], ...]
 
@@ -84,7 +85,8 @@ class Spread:
         is_few = self.listed < LEAST_LISTED * min(self.ranked, self.entries)
         return (
             f"{self.listed:,} of {self.ranked:,} {items} are in a list (coverage {self.coverage:.3f}); "
-            f"{self.popular_share:.1%} of the entries are of the {POPULAR:.0%} most popular; "
+            f"{self.popular_share:.1%} of the entries are of the {POPULAR:.0%} most popular, "
+            f"{self.new_share:.1%} of new {items}; "
             f"novelty {self.novelty:.2f} bits; most often: {printable(most)}" + f"; {advice}" * is_few
         )
 
@@ -406,12 +408,16 @@ def lower_is_better(name: str) -> bool:
 
 
 def spread_of(
-    listed: np.ndarray, had: np.ndarray, is_ranked: np.ndarray, name_of: Callable[[int], Any]
+    listed: np.ndarray,
+    had: np.ndarray,
+    is_ranked: np.ndarray,
+    has_row: np.ndarray,
+    name_of: Callable[[int], Any],
 ) -> Spread | None:
     """Return the spread of lists, or None if they are empty.
 
     listed: in how many lists each item is, int64 [items]; had: the number of its events; is_ranked: True if
-    it can be in a list; name_of: the id of the item at a position.
+    it can be in a list; has_row: True if it has a row of its own; name_of: the id of the item at a position.
     """
     if not listed.any():
         return None
@@ -425,6 +431,7 @@ def spread_of(
         number,
         int(listed.sum()),
         float(listed[popular].sum() / listed.sum()),
+        float(listed[~has_row].sum() / listed.sum()),
         float(listed @ surprise / listed.sum()),
         tuple((str(name_of(place)), int(listed[place])) for place in most),
     )

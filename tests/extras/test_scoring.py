@@ -180,7 +180,7 @@ def test_movies_in_stock_are_candidates_and_short_lists_are_counted(
     stocked: ServedModel, tmp_path: Path
 ) -> None:
     assert stocked.data is not None
-    stock = dict(zip(stocked.data.items.ids, stocked.data.items.named("stock"), strict=True))
+    stock = dict(zip(stocked.data.items.ids, stocked.data.items.others["stock"], strict=True))
     there = {movie for movie, number in stock.items() if number == "2.0" and stocked.knows("movie", movie)}
     batch = BatchScoring(stocked, None, 5, ListRules(in_stock="stock"))
     found = write(batch, tmp_path / "recs")

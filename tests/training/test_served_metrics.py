@@ -79,6 +79,7 @@ def test_items_that_nobody_chose_change_no_metric_and_are_in_no_list(vocabulary:
     ).drop_duplicates()
     events["timestamp"] = 1_600_000_000 + 60 * np.arange(len(events))
     sizes = {"epochs": 2, "embedding_dim": 8, "split": "random", "vocabulary": vocabulary, "batch_size": 128}
+    sizes |= {"new_items": "exclude"}
     found, lists = [], []
     for number, some in (("large", np.arange(0, 1200)), ("cut", np.unique(events["item"]))):
         items = pandas.DataFrame({"item": some, "colour": np.array(["red", "blue", "green"])[some % 3]})

@@ -42,6 +42,7 @@ DATA_FLAGS = (
     "max_bad_rows",
     "duplicates",
     "seen",
+    "new_items",
     "seed",
     "stream",
 )

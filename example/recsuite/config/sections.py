@@ -130,6 +130,12 @@ class DataConfig(Section):
         "the training events are repeats, which requires --duplicates keep. Serving uses the same rule.",
         choices=("auto", "exclude", "allow"),
     )
+    new_items: str = flag(
+        "exclude",
+        "Items that no training event has: in no list (exclude), or listed by their features (include), and "
+        "a ranking then trains these for them. Evaluation, recommendations and servers use the same rule.",
+        choices=("exclude", "include"),
+    )
     history: int = flag(
         30,
         "Length of the user history: items that the user rated last before a rating, each with its rating; 0 "

@@ -206,7 +206,7 @@ class EventBatches:
             return np.zeros(0, np.int32)
         # The place in the pass identifies the step, on any number of ranks and in a resumed pass.
         begin = self._begin_of(request)
-        return sample_items(self.features.listed_items(), number, self.seed, request.epoch, begin)
+        return sample_items(self.features.trained_items(), number, self.seed, request.epoch, begin)
 
     def _histories_of(
         self,

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from recsuite.config.sections import DataConfig, ModelConfig
-from recsuite.datasets.columns import Columns, MappedColumn, listed_items
+from recsuite.datasets.columns import Columns, MappedColumn, trained_items
 from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, UNKNOWN_ROW, USER, Table
 from recsuite.time_buckets import OLDEST, time_buckets_of
 
@@ -533,7 +533,7 @@ class EventFeatures:
             for entity in ENTITIES
         }
         self._columns: dict[str, MappedColumn] = {}
-        self._listed: np.ndarray | None = None
+        self._trained: np.ndarray | None = None
         # Place of a dynamic table to the column with its ids.
         self._ids = {
             place: f"{self.schema.vocabulary_of(table.name)}_ids"
@@ -543,7 +543,7 @@ class EventFeatures:
 
     def __getstate__(self) -> dict[str, Any]:
         # A mapping cannot be pickled. A worker makes its own.
-        return {**self.__dict__, "_columns": {}, "_listed": None}
+        return {**self.__dict__, "_columns": {}, "_trained": None}
 
     def check(self) -> None:
         """Refuse a truncated file: access beyond its end would kill the process by a signal.
@@ -590,13 +590,13 @@ class EventFeatures:
             keys.lists.append(InvertedLists(*nothing, padding=0))
         return keys
 
-    def listed_items(self) -> np.ndarray:
-        """Positions of the items that a list can hold, int32, see `columns.listed_items`."""
-        if self._listed is None:
+    def trained_items(self) -> np.ndarray:
+        """Positions of the items with a row of their own, int32, see `columns.trained_items`."""
+        if self._trained is None:
             features = [table.feature for table in self.tables]
-            listed = listed_items(self.column, self.schema, features)
-            self._listed = np.flatnonzero(listed).astype(np.int32)
-        return self._listed
+            trained = trained_items(self.column, self.schema, features)
+            self._trained = np.flatnonzero(trained).astype(np.int32)
+        return self._trained
 
     def find_order(
         self, events: np.ndarray, positions: np.ndarray, read_positions: ReadPositions | None, split: str

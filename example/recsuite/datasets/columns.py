@@ -57,6 +57,7 @@ import numpy as np
 from recsuite.datasets.schema import (
     ENTITIES,
     EVALUATIONS,
+    EXCLUDE,
     HISTORY,
     ITEM,
     UNKNOWN_ROW,
@@ -110,14 +111,13 @@ def record_type(
     return np.dtype([*fields, *own])
 
 
-def listed_items(
+def trained_items(
     column: Callable[[str], np.ndarray], schema: Schema, features: Sequence[Feature]
 ) -> np.ndarray:
-    """Return a mask of the items that a list can hold, bool [items].
+    """Return a mask of the items with a row of their own in the items' table, bool [items]: the negatives.
 
-    Negatives, baselines and evaluated lists have these items alone, as recommendations do, see
-    `Snapshot.is_known`: those with a row of their own in the items' table. The rows of dynamic ids are known
-    only to the table; here they are those of the items with a training event.
+    The rows of dynamic ids are known only to the table; here they are those of the items with a training
+    event.
 
     column: returns a column by its name; features: of the tables, in their order.
     """
@@ -125,6 +125,18 @@ def listed_items(
     if next(each for each in features if each.name == schema.item).is_dynamic:
         return column("item_counts") > 0
     return column(f"{schema.item}_features")["features"][:, place] != UNKNOWN_ROW
+
+
+def listed_items(
+    column: Callable[[str], np.ndarray], schema: Schema, features: Sequence[Feature]
+) -> np.ndarray:
+    """Return a mask of the items that a list can hold, bool [items], as recommendations can.
+
+    Baselines and evaluated lists have these items alone: those with a row, or all, see `Schema.new_items`.
+    The arguments are those of `trained_items`.
+    """
+    trained = trained_items(column, schema, features)
+    return np.ones_like(trained) if schema.lists_new_items else trained
 
 
 @dataclass(frozen=True)
@@ -235,9 +247,9 @@ class Columns:
         """Place of the id feature of users or items in "features" of `<entity>_features.npy`."""
         return self.schema.place_of(entity, [table.feature for table in self.tables])
 
-    def listed_items(self) -> np.ndarray:
-        """Mask of the items that a list can hold, bool [items], see `listed_items`."""
-        return listed_items(self.column, self.schema, [table.feature for table in self.tables])
+    def trained_items(self) -> np.ndarray:
+        """Mask of the items with a row of their own, bool [items], see `trained_items`."""
+        return trained_items(self.column, self.schema, [table.feature for table in self.tables])
 
     def ids_of(self, table: str) -> np.ndarray | None:
         """Ids of a dynamic table's values, int64 [rows], indexed by the numbers in the columns.
@@ -336,7 +348,8 @@ def _described(
     rest["num_items"] = rest.pop(f"num_{schema.items}", None)
     # The key keeps its first name: with another one every cache would be made again.
     rest["mean_label"] = rest.pop("mean_rating", None)
-    schema = dataclasses.replace(schema, seen=str(rest.pop("seen", "")))
+    seen, new_items = str(rest.pop("seen", "")), str(rest.pop("new_items", EXCLUDE))
+    schema = dataclasses.replace(schema, seen=seen, new_items=new_items)
     # JSON has no NaN: an undefined metric is null.
     rest["baselines"] = _with_nan(rest.get("baselines"))
     # Folder and source are set below: `typed` refuses long paths and unprintable characters.

@@ -39,6 +39,8 @@ VOCABULARY, DYNAMIC = IDS = ("vocabulary", "dynamic")
 RATING, YES_NO, CLICKS, COUNT = LABEL_KINDS = ("rating", "yes_no", "clicks", "count")
 # Items that a user had: excluded from negatives, rankings and recommendations, or treated like any other.
 EXCLUDE, ALLOW = "exclude", "allow"
+# Items without a row, which the training has not seen: in no list, or listed by their features.
+INCLUDE = "include"
 # Smaller shares of yes are clamped to this before their logit is taken.
 LEAST_SHARE = 1e-4
 # The feature of earlier items of an event's user, and its entity.
@@ -94,10 +96,10 @@ class Schema:
     rankings use this feature, and files and messages use its name as the noun for a user or an item. title:
     the column with the title of an item; it need not belong to a feature. label: the noun for the predicted
     label; lowest_label, highest_label: its range; liked_label: from here on an item counts as liked;
-    label_kind: one of LABEL_KINDS; answer: the name of a yes of YES_NO; seen: EXCLUDE or ALLOW. more_labels:
-    further labels of an event; all other fields describe the first label. event_types: the types of events,
-    if there are several: the predicted one, and those that are only in histories. In a history the label of
-    an event is the position of its type, from 1 on.
+    label_kind: one of LABEL_KINDS; answer: the name of a yes of YES_NO; seen: EXCLUDE or ALLOW. new_items:
+    EXCLUDE or INCLUDE. more_labels: further labels of an event; all other fields describe the first label.
+    event_types: the types of events, if there are several: the predicted one, and those that are only in
+    histories. In a history the label of an event is the position of its type, from 1 on.
     """
 
     features: tuple[Feature, ...]
@@ -111,6 +113,7 @@ class Schema:
     label_kind: str = RATING
     answer: str = "yes"
     seen: str = field(default=EXCLUDE, metadata=OPTIONAL)
+    new_items: str = field(default=EXCLUDE, metadata=OPTIONAL)
     more_labels: tuple[Label, ...] = field(default=(), metadata=OPTIONAL)
     event_types: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
 
@@ -133,6 +136,11 @@ class Schema:
     def excludes_seen(self) -> bool:
         """True if items that a user had are neither negatives nor ranked nor recommended."""
         return self.seen == EXCLUDE
+
+    @property
+    def lists_new_items(self) -> bool:
+        """True if lists have items without a row too."""
+        return self.new_items == INCLUDE
 
     @property
     def items(self) -> str:
@@ -185,6 +193,10 @@ class Schema:
         )
         return dataclasses.replace(self, features=tuple(features))
 
+    def describes_items(self, features: Sequence[Feature]) -> bool:
+        """Return True if some features tell more of an item than its id."""
+        return any(feature.entity == ITEM and feature.name != self.item for feature in features)
+
     def place_of(self, entity: str, features: Sequence[Feature]) -> int:
         """Place of the id feature of an entity among its features with one value."""
         return _single(entity, features).index(self.name_of(entity))
@@ -212,10 +224,11 @@ def record_of(schema: Schema, features: Sequence[Feature]) -> dict[str, Any]:
     # Sums of floats in another order are rounded differently, and so would be the scores of a served model.
     recorded = [plain(schema.recorded(feature)) for feature in features]
     record = {**dataclasses.asdict(schema), "features": recorded}
-    # Files of data with one label and one type of event stay as they were in earlier versions.
-    for name in ("more_labels", "event_types"):
-        if not record[name]:
-            del record[name]
+    # Files of data with one label and one type of event stay as they were in earlier versions, and those
+    # without new items.
+    defaults = {"more_labels": (), "event_types": (), "new_items": EXCLUDE}
+    for name in [name for name, value in defaults.items() if record[name] == value]:
+        del record[name]
     return record
 
 

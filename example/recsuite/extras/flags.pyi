@@ -19,6 +19,7 @@ class Flags(TypedDict, total=False):
     max_bad_rows: float
     duplicates: str
     seen: str
+    new_items: str
     history: int
     day_feature: str
     batch_size: int | str

@@ -162,6 +162,7 @@ class BatchScoring:
             "step": snapshot.manifest.progress.step,
             # Histories, and items that a user had, come from there.
             "data": self.model.data.digest(),
+            "new_items": self.model.lists_new_items,
             "rows": rows,
             "k": self.k,
             "block": BLOCK,
@@ -482,8 +483,9 @@ def describe_lists(output: Path, model: ServedModel) -> str:
         counts = pyarrow.compute.value_counts(batch[column])
         for entry in counts.to_pylist():
             listed[positions[entry["values"]]] += entry["counts"]
-    is_known = model.snapshot.known(schema.item, ids).numpy()
-    spread = spread_of(listed, model.data.item_counts(), is_known, lambda place: ids[place])
+    has_row = model.snapshot.known(schema.item, ids).numpy()
+    is_listed = np.ones_like(has_row) if model.lists_new_items else has_row
+    spread = spread_of(listed, model.data.item_counts(), is_listed, has_row, lambda place: ids[place])
     advice = model.snapshot.task.few_listed
     return spread.described(schema.items, advice) if spread else f"no {schema.item} is in a list"
 

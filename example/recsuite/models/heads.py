@@ -210,7 +210,12 @@ class Head(TwoSided):
 
     @override
     def item_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        return self.numbers.added(rows.sum(self.names[ITEM], self.weights), batch, ITEM)
+        weights = self.item_weights(rows, batch)
+        return self.numbers.added(rows.sum(self.names[ITEM], weights), batch, ITEM)
+
+    def item_weights(self, rows: FeatureRows, batch: Inputs) -> Mapping[str, Weight]:
+        """Return the factors of the rows of items, see `FeatureRows.sum`."""
+        return self.weights
 
     def history_weights(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
         """Return the weight of each row of the histories in their mean, float32 [V]."""
@@ -245,6 +250,11 @@ class ProductHead(Head):
         return users @ items.t()
 
 
+# In a training for new items, one of so many items has only its features. Beside rows, which learn a few
+# events by heart, features learn too little for items without a row. docs/log/2026-11.md has the figures.
+HIDDEN_EVERY = 4
+
+
 class TwoTower(ProductHead):
     """Product model that adds an MLP of the user's factors to them. A history counts whatever its labels.
 
@@ -256,6 +266,8 @@ class TwoTower(ProductHead):
             weights. With learned weights there is an MLP only if it has hidden layers.
         num_types: Number of types of events, see `Recency`.
         repeats: True if an item of a history may be chosen again, see `OwnItems`.
+        hidden: The feature with the ids of items, whose rows training hides for some items, so that new ones
+            are known by their other features; "" hides none.
 
     Example:
         towers = lambda data, args: rs.TwoTower(data.features, args.embedding_dim, [64])
@@ -270,8 +282,10 @@ class TwoTower(ProductHead):
         num_places: int = 0,
         num_types: int = 1,
         repeats: bool = False,
+        hidden: str = "",
     ) -> None:
         super().__init__(features, embedding_dim)
+        self.hidden = hidden
         widths = [embedding_dim - 1, *mlp_dims, embedding_dim - 1]
         self.tower = nn.Sequential() if num_places and not mlp_dims else make_mlp(widths)
         self.recency = Recency(num_places, num_types) if num_places else None
@@ -312,6 +326,19 @@ class TwoTower(ProductHead):
             factors = factors + self.tower(factors)
         # The bias of an item counts once.
         return torch.cat([torch.ones_like(factors[:, :1]), factors], dim=1)
+
+    @override
+    def item_weights(self, rows: FeatureRows, batch: Any) -> Mapping[str, Weight]:
+        if not self.hidden or not self.training:
+            return self.weights
+        number = len(rows.found[self.hidden].lengths())
+        # By the place in the global batch: the same items on any number of ranks. The order of events differs
+        # in each pass, so other ones are hidden.
+        num_drawn = number - len(batch.weights)
+        places = torch.arange(number, device=batch.weights.device)
+        places[num_drawn:] += batch.first - num_drawn
+        is_kept = places % HIDDEN_EVERY != HIDDEN_EVERY // 2
+        return {**self.weights, self.hidden: is_kept.float()}
 
     @override
     def history_weights(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import itertools
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ from recsuite.models.tasks import first_label
 from recsuite.serving.request import check_ids, length_of, members_of
 from recsuite.serving.snapshot import FoundKeys, ServedRows, Snapshot
 
+# Unknown candidates that a warning names.
+MOST_SHOWN = 5
 # Inputs of a model without vectors for users, or for items.
 Side = tuple[FeatureRows, Inputs]
 # More than any number of items in a list.
@@ -77,6 +80,13 @@ class IndexCache:
         self._lists = lists
         self._newest: Any = None
         self._lock = threading.Lock()
+        self._numbers: dict[Any, int] = {}
+
+    def numbers_of(self, ids: Sequence[Any]) -> list[int]:
+        """Return a number for each id, from 0 on: the same one whenever it is asked for."""
+        # An item that keeps its key and its vector need not be moved in the index.
+        with self._lock:
+            return [self._numbers.setdefault(each, len(self._numbers)) for each in ids]
 
     def of(self, keys: torch.Tensor, vectors: torch.Tensor) -> Any:
         """Return the index of these items, a `NearestItems` of the extra `index`."""
@@ -90,10 +100,11 @@ class IndexCache:
 class Items:
     """Items in the order in which equal scores are listed.
 
-    ids: raw ids; keys: of the items, int64 [N], see `FoundKeys`; vectors: float32 [N, D], of `head`, or
-    positions, int64 [N], see `Pairs`; kind: type of the raw ids in the training; kept: the index, shared with
-    other models; None if these are candidates and not all items; side: inputs of a model without vectors;
-    categories: by feature, see `categories_of`, computed when first asked for.
+    ids: raw ids; keys: of the items, int64 [N], no two the same; vectors: float32 [N, D], of `head`, or
+    positions, int64 [N], see `Pairs`; has_row: True for the items of the training, bool [N]; kind: type of
+    the raw ids in the training; kept: the index, shared with other models; None if these are candidates and
+    not all items; side: inputs of a model without vectors; categories: by feature, see `categories_of`,
+    computed when first asked for.
     """
 
     head: Any
@@ -101,6 +112,7 @@ class Items:
     ids: list[Any]
     keys: torch.Tensor
     vectors: torch.Tensor
+    has_row: torch.Tensor
     kind: type[Any] | None
     kept: IndexCache | None
     side: Side | None = None
@@ -158,20 +170,17 @@ class Items:
             )
 
     def only(self, candidates: Any) -> Items:
-        """Return the candidates that were in the training, each once, in the order of the items."""
-        wanted = set(check_ids("candidates", candidates, self.kind, self.schema))
+        """Return the candidates that are here, each once, in the order of the items; warn of the others."""
+        wanted = set(given := check_ids("candidates", candidates, self.kind, self.schema))
+        unknown = [item for item in dict.fromkeys(given) if item not in self.positions]
+        if unknown:
+            warnings.warn(UnknownCandidatesWarning(unknown, len(wanted), self.schema.items), stacklevel=4)
         positions = sorted(self.positions[item] for item in wanted & self.positions.keys())
         ids = [self.ids[position] for position in positions]
         which = torch.tensor(positions, dtype=torch.int64)
+        parts = {name: getattr(self, name)[which] for name in ("keys", "vectors", "has_row")}
         categories = {name: numbers[which] for name, numbers in self.categories.items()}
-        return dataclasses.replace(
-            self,
-            ids=ids,
-            keys=self.keys[which],
-            vectors=self.vectors[which],
-            kept=None,
-            categories=categories,
-        )
+        return dataclasses.replace(self, ids=ids, kept=None, categories=categories, **parts)
 
     def categorize(self, name: str, value_of: Callable[[str], Mapping[Any, Any]]) -> None:
         """Compute the categories of a feature. value_of: returns raw id to value; may lack items."""
@@ -195,14 +204,16 @@ class Items:
     def added(self, lists: Sequence[Any], numbers: torch.Tensor) -> Added:
         """Return what items of histories add to their own scores. numbers: of each item, float32 [V].
 
-        lists: a list of raw ids for each user. Unknown ids are skipped.
+        lists: a list of raw ids for each user. Ids without a row are skipped, as in an evaluation.
         """
         if not len(numbers):
             return NOTHING_ADDED
         positions = [self.positions.get(item, -1) for ids in lists for item in ids]
         users = [user for user, ids in enumerate(lists) for _ in ids]
         pairs = torch.tensor([users, positions], dtype=torch.int64)
-        return sum_of_pairs(pairs[:, pairs[1] >= 0], numbers[pairs[1] >= 0])
+        is_there = pairs[1] >= 0
+        is_there[is_there.clone()] = self.has_row[pairs[1, is_there]]
+        return sum_of_pairs(pairs[:, is_there], numbers[is_there])
 
     def positions_of(self, ids: Any, method: str = "similar_items") -> torch.Tensor:
         """Return the positions of raw ids, int64 [number of ids]. method: takes them, for messages.
@@ -214,7 +225,8 @@ class Items:
         for item in wanted:
             if item not in self.positions:
                 raise UserError(
-                    f"Unknown {self.schema.item} {printable(item)}: the training has not seen it."
+                    f"Unknown {self.schema.item} {printable(item)}: the training has not seen it, and it is "
+                    "not described. Fix: give its features to describe_items, or another."
                 )
         return torch.tensor([self.positions[item] for item in wanted], dtype=torch.int64)
 
@@ -287,6 +299,18 @@ def caps_of(categories: Mapping[str, torch.Tensor], at_most: Mapping[str, int]) 
     return Caps(numbers.where(numbers >= 0, len(most)), torch.tensor([*most, NO_LIMIT]))
 
 
+class UnknownCandidatesWarning(UserWarning):
+    """Candidates that are not listed, which the training has not seen and which are not described."""
+
+    def __init__(self, unknown: Sequence[Any], number: int, items: str) -> None:
+        shown = printable(", ".join(map(str, unknown[:MOST_SHOWN]))) + ", ..." * (len(unknown) > MOST_SHOWN)
+        super().__init__(
+            f"{len(unknown):,} of {number:,} candidates are not listed, because the training has not seen "
+            f"them and they are not described: {shown}. Fix: give the features of these {items} to "
+            "describe_items, or leave them out."
+        )
+
+
 @dataclass(frozen=True)
 class LocatedItems:
     """Items with the keys of their rows, by feature, and dense numbers, float32 [N, numbers].
@@ -310,8 +334,8 @@ class Catalogue:
     """Descriptions of items, independent of the model that is served.
 
     values: a feature's name to raw values, as `ServedModel.describe_items` takes them; without them each item
-    of the training, with only its id. kept: the index of the items, also of earlier descriptions. shown: more
-    values of the described items, for `shown_values` alone.
+    of the training, with only its id. item: name of the feature with the ids. kept: the index of the items,
+    also of earlier descriptions. shown: more values of the described items, for `shown_values` alone.
     """
 
     def __init__(
@@ -319,19 +343,19 @@ class Catalogue:
         kept: IndexCache,
         values: Mapping[str, Sequence[Any]] | None = None,
         shown: Mapping[str, Sequence[Any]] | None = None,
+        item: str = "",
     ) -> None:
         self.kept = kept
-        self._values = values
+        self._values, self._item = values, item
         # Under the same name, what is for people comes first: a title as a text, and not its words.
         self.shown: Mapping[str, Sequence[Any]] = {**(values or {}), **(shown or {})}
-        # All described items, and those of them that were in the training.
+        # All described items, and by True or False those that `items` returns.
         self._described: LocatedItems | None = None
-        self._located: LocatedItems | None = None
-        self._items: Items | None = None
-        self._places: dict[Any, int] | None = None
+        self._located: dict[bool, LocatedItems] = {}
+        self._items: dict[bool, Items] = {}
 
-    def shown_values(self, items: Sequence[Any], names: Any, item: str) -> list[dict[str, Any]]:
-        """Return values of items, None for those that are not described. item: the name of the ids.
+    def shown_values(self, items: Sequence[Any], names: Any) -> list[dict[str, Any]]:
+        """Return values of items, None for those that are not described.
 
         Raises:
             UserError: see `ServedModel.item_values`.
@@ -348,39 +372,62 @@ class Catalogue:
                 raise UserError(
                     f"There is no feature {printable(name)} of an item; there are {', '.join(self.shown)}."
                 )
-        if self._places is None:
-            self._places = {each: place for place, each in enumerate(self.shown[item])}
         places = [self._places.get(each) for each in items]
         return [
             {name: None if place is None else self.shown[name][place] for name in names} for place in places
         ]
 
-    @property
-    def values(self) -> Mapping[str, Sequence[Any]]:
-        """Values of the features that were described; empty without a description."""
-        return self._values or {}
+    def items(self, snapshot: Snapshot, with_new: bool) -> Items:
+        """Return the items with their vectors in a model. Computed once for each model; hold its lock.
 
-    def items(self, snapshot: Snapshot) -> Items:
-        """Return the items with their vectors in a model. Computed once for each model; hold its lock."""
+        with_new: True for all described items, False for those with a row.
+        """
         # Every delta that changes rows also has a new head.
-        if self._items is None or self._items.head is not snapshot.head:
-            located = self._locate(snapshot)
+        if with_new not in self._items or self._items[with_new].head is not snapshot.head:
+            located = self._locate(snapshot, with_new)
             inputs = Inputs(members_of({}, snapshot.schema), located.numbers)
             head, item, rows = snapshot.head, snapshot.schema.item, snapshot.rows_of(located.keys)
             has_vectors = isinstance(head, TwoSided)
             vectors = head.item_vectors(rows, inputs) if has_vectors else torch.arange(len(located.ids))
             side = None if has_vectors else (rows, inputs)
-            keys, kind = located.keys[item].keys, snapshot.kind_of(item)
-            self._items = Items(head, snapshot.schema, located.ids, keys, vectors, kind, self.kept, side)
-        return self._items
+            kind, keys = snapshot.kind_of(item), located.keys[item].keys
+            has_row = snapshot.is_known(item, keys)
+            # Of a dynamic table the keys are the ids. Of a fixed one all new items have the same row.
+            if snapshot.item_table.record is None and not bool(has_row.all()):
+                new = [located.ids[position] for position in (~has_row).nonzero().view(-1).tolist()]
+                keys = keys.clone()
+                keys[~has_row] = torch.tensor(self.kept.numbers_of(new)) + snapshot.item_table.num_values + 1
+            self._items[with_new] = Items(
+                head, snapshot.schema, located.ids, keys, vectors, has_row, kind, self.kept, side
+            )
+        return self._items[with_new]
 
-    def _locate(self, snapshot: Snapshot) -> LocatedItems:
+    def features_of(self, ids: Sequence[Any], snapshot: Snapshot) -> dict[str, list[Any]]:
+        """Return the described features of some items that a model takes; none if no items are described."""
+        names, places = snapshot.names_of((ITEM,)), [self._places.get(each) for each in ids]
+        described = {}
+        for name, values in (self._values or {}).items():
+            if name in names:
+                nothing: Any = [] if isinstance(next(iter(values), None), list) else None
+                described[name] = [nothing if place is None else values[place] for place in places]
+        return {**described, snapshot.schema.item: [*ids]}
+
+    @functools.cached_property
+    def _places(self) -> dict[Any, int]:
+        """Described id to its place."""
+        ids = self._values[self._item] if self._values else ()
+        return {item: place for place, item in enumerate(ids)}
+
+    def _locate(self, snapshot: Snapshot, with_new: bool) -> LocatedItems:
         known = snapshot.item_table.identity
-        if self._located is None or self._located.holder is not known:
+        if with_new not in self._located or self._located[with_new].holder is not known:
             described, item = self._describe(snapshot), snapshot.schema.item
-            # The model has no trained row for any other item.
-            self._located = described.only(snapshot.is_known(item, described.keys[item].keys), known)
-        return self._located
+            which = snapshot.is_known(item, described.keys[item].keys)
+            if with_new:
+                # A missing id is no item.
+                which |= torch.tensor([not _is_missing(each) for each in described.ids], dtype=torch.bool)
+            self._located[with_new] = described.only(which, known)
+        return self._located[with_new]
 
     def _describe(self, snapshot: Snapshot) -> LocatedItems:
         """Return the described items; kept for one vocabulary, while ids in dynamic tables come and go."""
@@ -396,6 +443,11 @@ class Catalogue:
         ids = snapshot.item_table.originals(values[item], keys[item].keys)
         self._described = LocatedItems(snapshot.vocabulary, ids, keys, numbers)
         return self._described
+
+
+def _is_missing(item: Any) -> bool:
+    """True for None and NaN."""
+    return item is None or item != item
 
 
 def described(
@@ -427,4 +479,4 @@ def described(
             )
     # Copied: the caller may change the lists.
     values, shown = ({name: [*given] for name, given in each.items()} for each in (values, shown or {}))
-    return Catalogue(kept, values, shown)
+    return Catalogue(kept, values, shown, schema.item)

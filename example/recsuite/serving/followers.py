@@ -17,7 +17,7 @@ from recsuite.errors import UserError, format_duration, printable, with_script_n
 from recsuite.files import resolved
 from recsuite.places import ObjectError
 from recsuite.runtime.console import say
-from recsuite.serving.served import Follower
+from recsuite.serving.served import Follower, ServedModel
 from recsuite.serving.snapshot import Snapshot
 
 POLL_SECONDS, LONGEST_PAUSE = 1.0, 10.0
@@ -101,8 +101,12 @@ def follow(follower: Follower, stop: threading.Event, show: Callable[[], None] =
                     print(with_script_name(shown), file=sys.stderr, flush=True)
 
 
-def unknown_of(snapshot: Snapshot, users: Iterable[Any], items: Iterable[Any]) -> dict[str, list[Any]]:
+def unknown_of(
+    model: ServedModel, snapshot: Snapshot, users: Iterable[Any], items: Iterable[Any]
+) -> dict[str, list[Any]]:
     """Return the ids of a request that have no row in a model, each once, by the names of users and items.
+
+    Items that are described to the model are left out.
 
     Raises:
         UserError: when one cannot be an id.
@@ -113,6 +117,7 @@ def unknown_of(snapshot: Snapshot, users: Iterable[Any], items: Iterable[Any]) -
         given = [*dict.fromkeys(value for value in ids if isinstance(value, (int, str)) or _is_finite(value))]
         known = snapshot.known(name, given).tolist()
         unknown[name] = [value for value, is_known in zip(given, known, strict=True) if not is_known]
+    unknown[snapshot.schema.item] = model.unknown_items(unknown[snapshot.schema.item])
     return unknown
 
 

@@ -28,14 +28,15 @@ from recsuite.checkpoint.chain import chain_at, check_chain, retrying_if_moved
 from recsuite.checkpoint.folder import BEST, best_in, newest_in, seen_in
 from recsuite.checkpoint.format import digest_of_manifest
 from recsuite.checkpoint.origin import ORIGIN, check_origin
-from recsuite.datasets.schema import EVENT, HISTORY, USER
-from recsuite.errors import UserError, printable
+from recsuite.datasets.schema import EVENT, EXCLUDE, HISTORY, INCLUDE, USER
+from recsuite.errors import UserError, printable, require
 from recsuite.files import resolved
 from recsuite.models.heads import TwoSided
 from recsuite.models.inputs import Inputs
 from recsuite.models.retrieval import InnerProduct, Near, Rules, ranked, top_items
 from recsuite.models.tasks import ModelMaker
 from recsuite.places import folder_at
+from recsuite.runtime.console import say
 from recsuite.serving.catalogue import Catalogue, IndexCache, Items, caps_of, described
 from recsuite.serving.reader import put, read_change, read_settled, read_snapshot
 from recsuite.serving.request import (
@@ -73,6 +74,7 @@ class ServedModel:
 
     Args:
         snapshot: The weights and tables; `ServedModel.open` reads them from a folder.
+        new_items: See `ServedModel.open`.
 
     Raises:
         UserError: From its methods, for values of a wrong type and for features that the model lacks.
@@ -83,8 +85,17 @@ class ServedModel:
         model.recommend([42], k=10)                           # [[(item, score), ...]]
     """
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
+    def __init__(self, snapshot: Snapshot, new_items: str = AS_TRAINED) -> None:
+        require(
+            new_items in (AS_TRAINED, EXCLUDE, INCLUDE),
+            f"new_items must be one of {AS_TRAINED}, {EXCLUDE}, {INCLUDE}, got {printable(repr(new_items))}",
+        )
+        self._snapshot, self._new_items = snapshot, new_items
+        if new_items == INCLUDE and not self.lists_new_items:
+            say(
+                f"--new_items include has no effect: the model takes no feature of {snapshot.schema.items} "
+                "besides their ids"
+            )
         self._catalogue = Catalogue(IndexCache(snapshot.lists))
         self._lock = threading.Lock()
         self._data: TrainingFeatures | None = None
@@ -97,6 +108,7 @@ class ServedModel:
         data_path: Path | str = "",
         model: ModelMaker | None = None,
         accept_changed_model: bool = False,
+        new_items: str = AS_TRAINED,
     ) -> ServedModel:
         """Open an export, a checkpoint, a delta with all before it, or the best or latest one of a folder.
 
@@ -107,6 +119,8 @@ class ServedModel:
                 from there.
             model: Makes the model, as given to the training, such as `make_model` of example.py; required.
             accept_changed_model: True to use it although its source has changed since the training.
+            new_items: "include" to list items that the training has not seen, by their features; "exclude"
+                for none of them; or "as_trained", the rule of the training (--new_items).
 
         Returns:
             The model. Each file that it reads is compared with its digest first.
@@ -118,7 +132,8 @@ class ServedModel:
         Example:
             model = rs.ServedModel.open("dumps/example", data_path="data/ml-1m", model=make_model)
         """
-        served = ServedModel(read_settled(folder_at(folder), checkpoint, model, accept_changed_model))
+        snapshot = read_settled(folder_at(folder), checkpoint, model, accept_changed_model)
+        served = ServedModel(snapshot, new_items)
         if data_path:
             served.tell(data_at(served.snapshot, str(data_path), str(folder)).features)
         return served
@@ -149,6 +164,13 @@ class ServedModel:
         return self._data
 
     @property
+    def lists_new_items(self) -> bool:
+        """True if items that the training has not seen are listed, by their features, see `open`."""
+        schema = self._snapshot.schema
+        rule = schema.new_items if self._new_items == AS_TRAINED else self._new_items
+        return rule == INCLUDE and schema.describes_items(self._snapshot.features)
+
+    @property
     def longest_history(self) -> int:
         """Maximum number of items in a history that the data add to one pair, see `score`."""
         return self._data.longest if self._data else 0
@@ -177,7 +199,7 @@ class ServedModel:
                 "history_ratings": the ratings of "history", list by list. "history_ages", for a model that
                 uses ages: seconds before the event, list by list; without it all ages are 0. Features that
                 are not given, and values that were not in the training, are unknown. For users and items
-                given by ids, the data add the rest (see `open`).
+                given by ids, the data (see `open`) or `describe_items` add the rest.
 
         Returns:
             The scores, float32 [B], of one snapshot; of a model of L labels float32 [B, L].
@@ -209,7 +231,8 @@ class ServedModel:
         Args:
             values: The items' features as `score` takes them: the ids, and any other item features of the
                 model. Features that are not given are unknown. Items that were not in the training are
-                skipped. Items with equal scores are listed in this order.
+                listed by their features if `open` or the training says so, and as `candidates`. Items with
+                equal scores are listed in this order.
             shown: Other values of the items, one for each, that only `item_values` returns, such as titles.
 
         Raises:
@@ -231,7 +254,7 @@ class ServedModel:
         Raises:
             UserError: When the items do not fit the model.
         """
-        self.describe_items(data.of_items(self._snapshot), data.shown)
+        self.describe_items(data.of_items(self._snapshot), {**data.items.values, **data.items.others})
         self._data = data
 
     @property
@@ -255,13 +278,37 @@ class ServedModel:
         Example:
             model.item_values([1], ["title", "genres"])           # [{"title": ..., "genres": [...]}]
         """
-        return self._catalogue.shown_values(items, names, self._snapshot.schema.item)
+        return self._catalogue.shown_values(items, names)
 
     @torch.inference_mode()
     def items(self) -> Items:
-        """Return the items of the current snapshot, with their vectors."""
+        """Return the items of the current snapshot that lists may have, with their vectors."""
+        return self._items(self.lists_new_items)
+
+    def _items(self, with_new: bool) -> Items:
         with self._lock:
-            return self._catalogue.items(self._snapshot)
+            return self._catalogue.items(self._snapshot, with_new)
+
+    @torch.inference_mode()
+    def unknown_items(self, ids: Sequence[Any]) -> list[Any]:
+        """Return the raw ids of items that have no row and are not described, each once."""
+        known = self._items(with_new=True).positions
+        return [item for item in dict.fromkeys(ids) if item not in known]
+
+    def reload_items(self) -> bool:
+        """Read the items' table of the data again if its files have changed, and return True if so.
+
+        Raises:
+            UserError: When it cannot be read, or does not fit the model; the items stay as they were, and the
+                next call reads it again.
+        """
+        before = self._data
+        if before is None or (newer := before.renewed()) is None:
+            return False
+        self.tell(newer)
+        number, items = len(newer.items.ids), self._snapshot.schema.items
+        say(f"read the table of {items} again: {number:,} {items}, {number - len(before.items.ids):,} more")
+        return True
 
     def recommend(
         self,
@@ -291,7 +338,8 @@ class ServedModel:
                 user, or "as_trained": "seen" unless the training allowed such items (--seen). Ids that were
                 not in the training are ignored.
             candidates: Raw ids of the only items that may be recommended, for all users; without it all
-                items. Ids that were not in the training are ignored.
+                items. Also items that were not in the training, if they are described; a warning names
+                the others, which are not listed.
             approximate: Search an index of faiss instead of all items, see `recall`; deltas update it.
             also_exclude: A list of raw ids for each user, beside those of `exclude`.
             at_most: Feature of items, or column of the item table, to the largest number of items of each of
@@ -360,7 +408,7 @@ class ServedModel:
         # The history of a model may be shorter than all the user's items.
         is_known = data is not None and had is None and schema.user in users
         seen: Any = data.seen_items(users[schema.user]) if data and is_known else SEEN
-        vectors, items, of_history = self._parts_of(values)
+        vectors, items, of_history = self._parts_of(values, candidates is not None)
         for name in at_most:
             items.categorize(name, self.values_of_items)
         near = None
@@ -392,7 +440,7 @@ class ServedModel:
         return items, positions[:, :k], scores[:, :k]
 
     def values_of_items(self, name: str) -> dict[Any, Any]:
-        """Return the values of a feature as described, or else those of a column of the data.
+        """Return the values of a feature of items, or of a column of their table.
 
         Args:
             name: Of a feature of items, or a column of their table.
@@ -403,16 +451,14 @@ class ServedModel:
         Raises:
             UserError: When there is no such feature or column.
         """
-        schema, described, data = self._snapshot.schema, self._catalogue.values, self._data
-        if name in described:
-            return dict(zip(described[schema.item], described[name], strict=True))
-        if data and name in data.items.names:
-            return dict(zip(data.items.ids, data.items.named(name), strict=True))
-        names = sorted({*described, *(data.items.names if data else ())} - {schema.item})
-        raise UserError(
-            f"The {schema.items} have no feature or column {printable(name)}; they have "
-            f"{printable(', '.join(names)) or 'none'}. Fix: describe them, or give the data of the training."
-        )
+        schema, shown = self._snapshot.schema, self._catalogue.shown
+        if name not in shown:
+            names = printable(", ".join(sorted({*shown} - {schema.item}))) or "none"
+            raise UserError(
+                f"The {schema.items} have no feature or column {printable(name)}; they have {names}. Fix: "
+                "describe them, or give the data of the training."
+            )
+        return dict(zip(shown[schema.item], shown[name], strict=True))
 
     def _completed(self, values: Any, events: Any = None) -> Any:
         """Return values with what the data add for users and items given by ids; given values come first."""
@@ -425,16 +471,14 @@ class ServedModel:
                 length_of(name, values[name], schema)
                 ids[name] = [*values[name]]
                 check_values(name, ids[name], snapshot.kind_of(name))
-        if data is None:
-            if schema.user in ids and snapshot.takes_history and had is None:
-                warnings.warn(NO_HISTORY_WARNING, stacklevel=5)
-            return {**values, **ids}
-        told = data.of_users(ids[schema.user], snapshot) if schema.user in ids else {}
+        if data is None and schema.user in ids and snapshot.takes_history and had is None:
+            warnings.warn(NO_HISTORY_WARNING, stacklevel=5)
+        told = data.of_users(ids[schema.user], snapshot) if data and schema.user in ids else {}
         if had is not None:
             told = {name: told[name] for name in told.keys() - LABELLED_HISTORY}
         if schema.item in ids:
-            told |= data.of_items(snapshot, ids[schema.item])
-        return {**told, **{name: given for name, given in values.items() if name not in ids}}
+            told |= self._catalogue.features_of(ids[schema.item], snapshot)
+        return {**told, **ids, **{name: given for name, given in values.items() if name not in ids}}
 
     @torch.inference_mode()
     def vectors_of(self, values: Mapping[str, Sequence[Any]]) -> tuple[torch.Tensor, Items]:
@@ -454,12 +498,17 @@ class ServedModel:
         return vectors, items
 
     @torch.inference_mode()
-    def _parts_of(self, values: Mapping[str, Sequence[Any]]) -> tuple[torch.Tensor, Items, torch.Tensor]:
-        """Return what `vectors_of` does, and what histories add to their items, float32 [V], or else [0]."""
+    def _parts_of(
+        self, values: Mapping[str, Sequence[Any]], with_new: bool = False
+    ) -> tuple[torch.Tensor, Items, torch.Tensor]:
+        """Return what `vectors_of` does, and what histories add to their items, float32 [V], or else [0].
+
+        with_new: True for the described items that are new, whether or not they are listed.
+        """
         with self._lock:
             snapshot = self._snapshot
             looked_up = snapshot.look_up(values, (USER, EVENT, HISTORY))
-            items = self._catalogue.items(snapshot)
+            items = self._catalogue.items(snapshot, with_new or self.lists_new_items)
         members = members_of(values, snapshot.schema)
         inputs = Inputs(members, snapshot.numbers_of(values))
         if not isinstance(snapshot.head, TwoSided):
@@ -584,24 +633,25 @@ class ServedModel:
         `describe_items`. The bias is not used: it is popularity, not similarity.
 
         Args:
-            items: Raw ids.
+            items: Raw ids, also of described items that the training has not seen.
             k: Maximum number of others for each item, 1 or more.
 
         Returns:
             For each item a list of pairs of raw id and cosine. Ties as in `recommend`.
 
         Raises:
-            UserError: When the training has not seen an item, or there is no description of it; for a k below
-                1, for ids of another type than in training, and for a model without vectors.
+            UserError: When the training has not seen an item that is not described either; for a k below 1,
+                for ids of another type than in training, and for a model without vectors.
 
         Example:
             model.similar_items([1], k=5)                         # [[(item, cosine), ...]]
         """
         check_k(k)
-        known = self.items()
-        positions = known.positions_of(items)
-        own = known.directions[positions]
-        left_out = torch.stack([torch.arange(len(positions)), positions])
+        with self._lock:
+            described = self._catalogue.items(self._snapshot, with_new=True)
+            known = self._catalogue.items(self._snapshot, self.lists_new_items)
+        own = described.directions[described.positions_of(items)]
+        left_out = known.pairs([[item] for item in items], "similar_items")
         best = top_items(InnerProduct(), own, known.directions, k, left_out)
         return known.named(*ranked(InnerProduct(), own, known.directions, best))
 
@@ -654,7 +704,9 @@ class Follower:
         checkpoint: "best" by validation (the latest one if there is no best one yet), or "latest".
         model: As for `ServedModel.open`.
         accept_changed_model: As for `ServedModel.open`.
-        data_path: As for `ServedModel.open`; read once.
+        data_path: As for `ServedModel.open`; read once, except the table of items, which is read again
+            when its files have changed.
+        new_items: As for `ServedModel.open`.
 
     Raises:
         UserError: When the first checkpoint is missing or damaged.
@@ -673,11 +725,13 @@ class Follower:
         model: ModelMaker | None = None,
         accept_changed_model: bool = False,
         data_path: Path | str = "",
+        new_items: str = AS_TRAINED,
     ) -> None:
         self.save_dir = folder_at(save_dir)
         self.checkpoint = checkpoint
         opened = start or self.save_dir
-        self.model = ServedModel.open(opened, checkpoint, data_path, model, accept_changed_model)
+        self.model = ServedModel.open(opened, checkpoint, data_path, model, accept_changed_model, new_items)
+        self._has_own_data = bool(data_path)
         # Held while the model may change: a thread that holds it always gets the same model.
         self.changing = threading.Lock()
         self._seen: set[tuple[str, int | str]] = set()
@@ -688,11 +742,21 @@ class Follower:
         """Load newer checkpoints, and return True if there were any. Call it from one thread.
 
         Deltas are applied in place. A new base is loaded as a whole. A new run is loaded as a whole once its
-        first epoch ended, or if its validated initial rows are the best and the best is followed.
+        first epoch ended, or if its validated initial rows are the best and the best is followed. With
+        `data_path`, a table of items that has changed is read again.
 
         Raises:
-            UserError: When what is newer cannot be read; the model stays at the last checkpoint that could.
+            UserError: When what is newer cannot be read; the model stays at the last checkpoint that could,
+                and the items stay as they were.
         """
+        try:
+            return self._refresh_model()
+        finally:
+            # Also beside a checkpoint that cannot be read.
+            if self._has_own_data:
+                self.model.reload_items()
+
+    def _refresh_model(self) -> bool:
         # Listing a folder is cheap, so `refresh` can be called every second; manifests are read only if the
         # listing has changed.
         seen = seen_in(self.save_dir)

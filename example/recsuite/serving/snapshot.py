@@ -20,6 +20,7 @@ from recsuite.checkpoint.shards import ROWS, UNKNOWN, WAITING, RowReader, Texts,
 from recsuite.datasets.preparation.vocabulary import Buckets, Encoding
 from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, UNKNOWN_ROW, Feature, Schema
 from recsuite.errors import UserError, printable
+from recsuite.ids import UNKNOWN_ID
 from recsuite.models.heads import TwoSided
 from recsuite.models.inputs import Inputs
 from recsuite.models.rows import FeatureRows
@@ -101,9 +102,10 @@ class VocabularyTable:
         return list(self.rows)
 
     def originals(self, values: Sequence[Any], keys: torch.Tensor) -> list[Any]:
-        """Return raw values with the type of the training; None for those out of vocabulary. keys: theirs."""
+        """Return raw values with the type of the training, if it has seen them. keys: theirs."""
         known = [None, *self.rows]
-        return [known[row] for row in keys.tolist()]
+        both = zip(values, keys.tolist(), strict=True)
+        return [value if row == UNKNOWN_ROW else known[row] for value, row in both]
 
     def missing_in(self, values: Sequence[Any]) -> list[Any]:
         """Return raw values of the training that its data must have, and that are not among these."""
@@ -209,9 +211,10 @@ class IdTable:
         return [text.decode("utf-8", "surrogatepass") for text in known.texts]
 
     def originals(self, values: Sequence[Any], keys: torch.Tensor) -> list[Any]:
-        """Return raw values with the type of the training; None for those out of vocabulary. keys: theirs."""
+        """Return raw values with the type of the training, if it has seen them. keys: theirs."""
         both = zip(values, keys.tolist(), strict=True)
-        return [value if isinstance(value, str) else key for value, key in both]
+        # UNKNOWN_ID is that of a missing value.
+        return [value if isinstance(value, str) or key == UNKNOWN_ID else key for value, key in both]
 
     def missing_in(self, values: Sequence[Any]) -> list[Any]:
         """Return none: some ids with a row may no longer be in the data."""

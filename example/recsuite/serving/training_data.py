@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -19,11 +20,13 @@ from recsuite.datasets.source import locate
 from recsuite.errors import UserError, printable
 from recsuite.files import digest_of_bytes
 from recsuite.runtime.console import say
-from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS
+from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS, check_values, type_of
 from recsuite.serving.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import pandas
+
+    from recsuite.datasets.tables.source import TableSource
 
 # Name of the titles of items in answers, whatever their column is.
 TITLE = "title"
@@ -74,29 +77,28 @@ def ages_in(times: np.ndarray, before: int | None = None) -> list[int]:
 
 
 class KnownFeatures:
-    """Features of users or items from the tables of the data."""
+    """Features of users or items from the tables of the data.
+
+    values: of each feature; others: of each further column of the table, and of the titles as texts. All are
+    in the order of the ids, None for a missing one.
+    """
 
     def __init__(self, frame: pandas.DataFrame, schema: Schema, entity: str) -> None:
-        self.name, self._frame = schema.name_of(entity), frame
-        self.values = {
-            feature.name: self._column(feature.column)
+        self.name = schema.name_of(entity)
+        of_features = {
+            feature.name: feature.column
             for feature in schema.features
             if feature.entity == entity and feature.column in frame
         }
+        of_others = {*map(str, frame.columns)} - {*of_features.values()} - {schema.title}
+        self.values, self.others = (
+            {name: _plain(frame[column].tolist()) for name, column in columns.items()}
+            for columns in (of_features, {name: name for name in sorted(of_others)})
+        )
+        if entity == ITEM and schema.title in frame:
+            self.others[TITLE] = _plain(frame[schema.title].tolist())
         self.ids: list[Any] = self.values[self.name]
         self.places = {id_: position for position, id_ in enumerate(self.ids)}
-
-    def _column(self, column: str) -> list[Any]:
-        return [None if _is_missing(value) else value for value in self._frame[column].tolist()]
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the features, and of further columns of the table, see `named`."""
-        return sorted({*self.values, *map(str, self._frame.columns)})
-
-    def named(self, name: str) -> list[Any]:
-        """Return the values of a feature, or else of a column of the table, in the order of `ids`."""
-        return self.values[name] if name in self.values else self._column(name)
 
     def of(self, ids: Sequence[Any]) -> dict[str, Any]:
         """Return the features of some ids; only the id for an id that is not in the data."""
@@ -106,6 +108,32 @@ class KnownFeatures:
             features[name] = [nothing if position is None else values[position] for position in positions]
         return {**features, self.name: [*ids]}
 
+    def updated(self, newer: KnownFeatures) -> KnownFeatures:
+        """Return these with newer values of some ids, old or new ones; the old ids keep their places."""
+        kind = type_of(self.ids)
+        if kind is str and type_of(newer.ids) is not str:
+            # In one table alone they may all be numbers.
+            newer.ids = newer.values[newer.name] = [*map(str, newer.ids)]
+            newer.places = {id_: position for position, id_ in enumerate(newer.ids)}
+        check_values(self.name, newer.ids, kind)
+        merged = copy.copy(self)
+        ids = [*self.ids, *(each for each in newer.ids if each not in self.places)]
+        merged.places = {each: position for position, each in enumerate(ids)}
+        positions = [merged.places[each] for each in newer.ids]
+        num_new, merged.values, merged.others = len(ids) - len(self.ids), self.of(ids), {}
+        for name, values in self.others.items():
+            merged.others[name] = values + [None] * num_new
+        for ours, theirs in ((merged.values, newer.values), (merged.others, newer.others)):
+            for name in ours.keys() & theirs.keys():
+                for position, value in zip(positions, theirs[name], strict=True):
+                    ours[name][position] = value
+        merged.ids = merged.values[self.name]
+        return merged
+
+
+def _plain(values: list[Any]) -> list[Any]:
+    return [None if _is_missing(value) else value for value in values]
+
 
 def _is_missing(value: Any) -> bool:
     return isinstance(value, float) and np.isnan(value)
@@ -114,19 +142,37 @@ def _is_missing(value: Any) -> bool:
 class TrainingFeatures:
     """Features of users and items, and histories of users, from the data of a training.
 
-    longest: maximum length of a history. shown: name to values of all items, in their order: their features,
-    and TITLE.
+    longest: maximum length of a history; source: where the table of items is read again, and the state of its
+    files before the first reading, see `TableSource.state_of_items`.
     """
 
-    def __init__(self, raw: RawData, schema: Schema, longest: int) -> None:
+    def __init__(
+        self, raw: RawData, schema: Schema, longest: int, source: tuple[TableSource, Any] | None = None
+    ) -> None:
         self.longest, self._shown, self._has_types = longest, schema.shown, bool(schema.event_types)
+        self._schema, self._source = schema, source
         self.users = KnownFeatures(raw.users, schema, USER)
         self.items = KnownFeatures(raw.items, schema, ITEM)
-        # Of each item, also what is no feature of a model: for answers alone.
-        self.shown = dict(self.items.values)
-        if schema.title in raw.items:
-            self.shown[TITLE] = raw.items[schema.title].tolist()
         self._events = UserEvents(raw)
+
+    def renewed(self) -> TrainingFeatures | None:
+        """Return the data with the table of items as it is now; None if its files have not changed.
+
+        Items that are gone from the table stay, as events have them, and new ones follow.
+
+        Raises:
+            UserError: when it cannot be read.
+        """
+        if self._source is None:
+            return None
+        source, before = self._source
+        state = source.state_of_items()
+        if state == before:
+            return None
+        newer = copy.copy(self)
+        newer.items = self.items.updated(KnownFeatures(source.read_items(), self._schema, ITEM))
+        newer._source = source, state
+        return newer
 
     def digest(self) -> str:
         """Return a digest of all of it."""
@@ -235,7 +281,10 @@ def read_training_data(
             f"{source.folder} has events of the types {printable(here)}, and the model was trained with "
             f"{printable(there)}; give the --data_path and the schema of its training."
         )
-    raw = read(source.with_item_columns(item_columns) if item_columns else source, config.data)
+    source = source.with_item_columns(item_columns) if item_columns else source
+    # Before the reading: a change meanwhile is read again.
+    state = source.state_of_items()
+    raw = read(source, config.data)
     for entity, frame in zip(ENTITIES, (raw.users, raw.items), strict=True):
         name, column = schema.name_of(entity), schema.column_of(entity)
         if column not in frame:
@@ -247,7 +296,7 @@ def read_training_data(
     say(f"titles and {schema.labels} are those of {source.folder}")
     # An export does not record the length of a history: there the flag counts.
     longest = int(recorded.get(HISTORY, config.data.history))
-    return ServedData(raw, TrainingFeatures(raw, schema, longest))
+    return ServedData(raw, TrainingFeatures(raw, schema, longest, (source, state)))
 
 
 def with_data_flags(snapshot: Snapshot, config: Config, given: Collection[str]) -> Config:

@@ -418,8 +418,8 @@ class AddedScores:
 class RankingEvaluator(Evaluator):
     """Evaluator that ranks the item of each event among all items that may be recommended to its user.
 
-    These are the items that have a row, see `columns.listed_items`, and that the user has not seen. An event
-    with another item is a miss.
+    These are the items that have a row, or all, see `Schema.new_items`, and that the user has not seen. An
+    event with another item is a miss.
 
     Each rank keeps the vectors of its own users, and the items are gathered in blocks, so no array has a
     number for every user and item. Scores are float64 products, rounded to float32 before they are compared:
@@ -441,7 +441,7 @@ class RankingEvaluator(Evaluator):
         self.cases = {
             split: RankedCases(columns, feed.loader.dataset, split) for split in ("validation", "test")
         }
-        self.users, self._has_row, self._ids = users, columns.listed_items(), columns.item_ids()
+        self.users, self._has_row, self._ids = users, columns.trained_items(), columns.item_ids()
         self._had = columns.column("item_counts")
         self._tested = columns.joined(np.array(columns.events("test")[ITEM]))
         # Row of each item, and the ids by row.
@@ -449,7 +449,7 @@ class RankingEvaluator(Evaluator):
         self._rows = features[:, columns.place_of(ITEM)]
         self._keys = self._rows if self._ids is None else self._ids[self._rows]
         self._vocabulary = np.memmap(Path(columns.folder) / "vocabulary.json", np.uint8, "r")
-        self._item = columns.schema.item
+        self._item, self._lists_new = columns.schema.item, columns.schema.lists_new_items
 
     @override
     def validate(self, model: DistributedModelParallel, epoch: int) -> Measured:
@@ -464,14 +464,20 @@ class RankingEvaluator(Evaluator):
         test = self.users.with_parts(lambda some: measure_ranks(ranks[some], users[some], self.cutoffs))
         is_ranked = self.is_ranked(model).cpu().numpy()
         missed = int(np.count_nonzero(~is_ranked[self._tested]))
-        spread = self._spread_of(listed, is_ranked) if self.context.rank == 0 else None
+        has_row = self.have_rows(model).cpu().numpy()
+        spread = self._spread_of(listed, is_ranked, has_row) if self.context.rank == 0 else None
         return replace(test, missed=missed, lists=spread)
 
-    def _spread_of(self, listed: np.ndarray, is_ranked: np.ndarray) -> Spread | None:
-        ids = ["unknown", *json.loads(bytes(self._vocabulary))[self._item]]
-        return spread_of(listed, self._had, is_ranked, lambda item: ids[int(self._rows[item])])
+    def _spread_of(self, listed: np.ndarray, is_ranked: np.ndarray, has_row: np.ndarray) -> Spread | None:
+        ids = [f"a new {self._item}", *json.loads(bytes(self._vocabulary))[self._item]]
+        return spread_of(listed, self._had, is_ranked, has_row, lambda item: ids[int(self._rows[item])])
 
     def is_ranked(self, model: DistributedModelParallel) -> torch.Tensor:
+        """Return a mask of the items that lists may have, bool [items], the same on every rank."""
+        has_row = self.have_rows(model)
+        return torch.ones_like(has_row) if self._lists_new else has_row
+
+    def have_rows(self, model: DistributedModelParallel) -> torch.Tensor:
         """Return a mask of the items that have a row in a model, bool [items], the same on every rank."""
         if self._ids is None:
             return torch.from_numpy(self._has_row).to(self.context.device)

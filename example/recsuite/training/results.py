@@ -80,8 +80,8 @@ def print_results(
         number = f"{columns.num_items - spread.ranked:,} of {columns.num_items:,} {columns.schema.items}"
         missed = f"{test.missed:,} of {columns.num_test:,} test {columns.schema.labels}"
         context.say(
-            f"{number} have no training event, so the model has no row of them and never recommends them; "
-            f"{missed} are of these items and count as misses"
+            f"{number} have no training event, so the model has no row of them and never recommends them "
+            f"(--new_items exclude); {missed} are of these items and count as misses"
         )
     for sentence in (
         *describe_better_baselines(columns, task, test),

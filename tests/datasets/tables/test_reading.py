@@ -689,7 +689,8 @@ def test_a_column_of_the_items_is_read_without_becoming_a_feature(tmp_path: Path
     items = KnownFeatures(more.read().items, source.schema, ITEM)
     assert items.values == {"item": ["a", "b", "c"], "stock": [2, 1, 3]}
     # By the name of a feature, or else of a column.
-    named = {name: items.named(name) for name in ("stock", "price", "on_sale", "kind")}
+    named = {**items.values, **items.others}
+    named = {name: named[name] for name in ("stock", "price", "on_sale", "kind")}
     assert named == {
         "stock": [2, 1, 3],
         "price": [2, 1, 3],

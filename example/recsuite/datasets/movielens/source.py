@@ -14,19 +14,23 @@ from dataclasses import replace
 from itertools import compress
 from os.path import isfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from typing_extensions import override
 
 from recsuite.config.sections import OFFICIAL_SPLITS, DataConfig
 from recsuite.datasets.schema import ITEM, RawData
-from recsuite.datasets.tables.files import File, find_tables
+from recsuite.datasets.tables.files import File, Tables, find_tables
 from recsuite.datasets.tables.schema_file import read_schema
 from recsuite.datasets.tables.sections import CATEGORY, FeatureColumn, Files
 from recsuite.datasets.tables.source import TableFile, TableSource
 from recsuite.errors import UserError
 from recsuite.files import DATA_ROOT, explained, locked
 from recsuite.hooks import extra
+
+if TYPE_CHECKING:
+    import pandas
 
 TABLES = read_schema(Path(__file__).with_name("schema.toml"))
 SCHEMA = TABLES.schema()
@@ -112,25 +116,27 @@ class MovieLens(TableSource):
 
     @override
     def read(self, parts_folder: Path | None = None) -> RawData:
-        tables = dataclasses.replace(self.tables, items=tuple(map(_decoded, self.tables.items)))
         # Imported late, as in `TableSource`.
         from recsuite.datasets.tables.reading import read_tables
 
-        raw = read_tables(tables, self.table_schema, self.config, parts_folder)
-        items = raw.items
+        raw = read_tables(self._decoded_tables(), self.table_schema, self.config, parts_folder)
         if "occupation" in raw.users:
             # In ml-1m they are numbers: codes of categories, like the texts of ml-100k.
             raw.users["occupation"] = raw.users["occupation"].map(str, na_action="ignore")
-        if "genres" not in items:
-            marks = items[GENRES].astype(str).to_numpy() == "1"
-            items["genres"] = [[*compress(GENRES, row)] for row in marks]
-        items["genres"] = [[name for name in names if name not in NO_GENRE] for names in items["genres"]]
-        items["year"] = [int(year[1]) if (year := YEAR.search(title)) else None for title in items["title"]]
-        raw.items = items.drop(columns=GENRES, errors="ignore")
+        raw.items = _with_genres(raw.items)
         if self.config.split in OFFICIAL_SPLITS:
             raw.official_test = np.arange(len(raw.events.label)) >= next(iter(raw.events_per_file.values()))
         raw.oracle, raw.oracle_ranks = (self._oracle(name, raw) for name in ORACLES)
         return raw
+
+    @override
+    def read_items(self) -> pandas.DataFrame:
+        from recsuite.datasets.tables.reading import read_items
+
+        return _with_genres(read_items(self._decoded_tables(), self.table_schema, self.config))
+
+    def _decoded_tables(self) -> Tables:
+        return dataclasses.replace(self.tables, items=tuple(map(_decoded, self.tables.items)))
 
     def _oracle(self, name: str, raw: RawData) -> np.ndarray | None:
         """Return an oracle of synthetic ratings, float32 [ratings]; None if its file is missing."""
@@ -150,6 +156,16 @@ class MovieLens(TableSource):
             raw.skipped.append(f"skipped the {path.stem}: it knows {len(oracle):,} ratings, not {number:,}")
             return None
         return np.array(oracle)
+
+
+def _with_genres(items: pandas.DataFrame) -> pandas.DataFrame:
+    """Return items with lists of genres, and with years."""
+    if "genres" not in items:
+        marks = items[GENRES].astype(str).to_numpy() == "1"
+        items["genres"] = [[*compress(GENRES, row)] for row in marks]
+    items["genres"] = [[name for name in names if name not in NO_GENRE] for names in items["genres"]]
+    items["year"] = [int(year[1]) if (year := YEAR.search(title)) else None for title in items["title"]]
+    return items.drop(columns=GENRES, errors="ignore")
 
 
 def locate(config: DataConfig, seed: int) -> MovieLens:

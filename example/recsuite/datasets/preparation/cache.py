@@ -15,7 +15,7 @@ from recsuite.config.config import Config
 from recsuite.config.sections import DataConfig
 from recsuite.datasets.columns import DIGEST_THREADS, MANIFEST, VERSION, Columns, load_columns
 from recsuite.datasets.preparation.reading import read
-from recsuite.datasets.schema import RawData, Table
+from recsuite.datasets.schema import EXCLUDE, RawData, Table
 from recsuite.datasets.source import DATA_DEADLINE, NUM_EVENTS, locate, with_flags
 from recsuite.errors import UserError, printable
 from recsuite.files import digest_of_bytes, explained, locked, place_for, remove, replace_file, replacing
@@ -262,6 +262,7 @@ def name_of_columns(
         # Absent where it is the default, so that existing columns are found.
         **({"order": config.order} if config.order != "time" else {}),
         "seen": config.seen,
+        **({"new_items": config.new_items} if config.new_items != EXCLUDE else {}),
         "test_fraction": config.test_fraction if drawn else None,
         "validation_fraction": config.validation_fraction,
         # Always, because validation is drawn by it for every split.

@@ -28,7 +28,7 @@ from recsuite.datasets.columns import MANIFEST, Columns, listed_items
 from recsuite.datasets.preparation.baselines import baselines_of, oracle_of
 from recsuite.datasets.preparation.histories import StoredEvents, write_histories
 from recsuite.datasets.preparation.loops import CONTEXT
-from recsuite.datasets.preparation.splits import repeats_in, rule_for_seen, split
+from recsuite.datasets.preparation.splits import repeats_in, rule_for_new, rule_for_seen, split
 from recsuite.datasets.preparation.vocabulary import (
     WrittenFeatures,
     features_of_events,
@@ -38,6 +38,7 @@ from recsuite.datasets.preparation.vocabulary import (
 from recsuite.datasets.schema import (
     EVALUATIONS,
     EVENT,
+    EXCLUDE,
     ITEM,
     SCHEMA_FILE,
     USER,
@@ -223,10 +224,12 @@ def _write_columns(
         stream is not None,
         lambda: repeats_in(stored.user[:num_train], stored.item[:num_train]),
     )
-    schema = dataclasses.replace(schema, seen=seen)
     if written.left_out:
         said.append(f"skipped the features that the files do not have: {', '.join(written.left_out)}")
     features = [*(table.feature for table in written.tables), *written.numbers]
+    new_items, said_of_new = rule_for_new(config, schema, features)
+    said += said_of_new
+    schema = dataclasses.replace(schema, seen=seen, new_items=new_items)
     (folder / SCHEMA_FILE).write_text(json.dumps(record_of(schema, features), indent=1, allow_nan=False))
     item_counts = counts_of(stored.item[:num_train], len(raw.items))
     np.save(folder / "item_counts.npy", item_counts.astype(np.int32))
@@ -263,6 +266,8 @@ def _write_columns(
             for way, of_way in baselines.items()
         },
         "seen": schema.seen,
+        # Absent where it is the default: the columns are those of earlier versions.
+        **({} if schema.new_items == EXCLUDE else {"new_items": schema.new_items}),
         "item_leakage": item_leakage,
         "label_leakage": label_leakage,
         "notes": [*map(escaped, (*skipped, *notes, *said))],

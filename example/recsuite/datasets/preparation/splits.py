@@ -7,7 +7,7 @@ another a test event.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,7 @@ from recsuite.datasets.schema import (
     EXCLUDE,
     RATING,
     Events,
+    Feature,
     RawData,
     Schema,
 )
@@ -175,6 +176,19 @@ def rule_for_seen(
         f"--seen {seen}: {share:.1%} of the training {schema.labels} repeat {with_article(schema.item)} of "
         f"their {schema.user} (limit: {LEAST_REPEATS:.0%}), so {schema.items} that "
         f"{with_article(schema.user)} had {does}"
+    ]
+
+
+def rule_for_new(config: DataConfig, schema: Schema, features: Sequence[Feature]) -> tuple[str, list[str]]:
+    """Return the rule for items without a row, EXCLUDE or INCLUDE, and a note if it cannot be the given one.
+
+    features: of the data.
+    """
+    if config.new_items == EXCLUDE or schema.describes_items(features):
+        return config.new_items, []
+    return EXCLUDE, [
+        f"--new_items exclude instead of include: {schema.items} have no feature besides their ids, so all "
+        "new ones would have the same score"
     ]
 
 

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import itertools
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +39,7 @@ from recsuite.datasets.tables.derived import (
     parts_of_text,
     weekday,
 )
-from recsuite.datasets.tables.files import Tables, split_part
+from recsuite.datasets.tables.files import File, Tables, split_part
 from recsuite.datasets.tables.formats import columns_of
 from recsuite.datasets.tables.parts import Part, kept, parts_of, same_type, together, unfinished
 from recsuite.datasets.tables.sections import CATEGORY, EVENTS, LIST, NUMBER, VECTOR, LabelColumn, TableSchema
@@ -61,6 +62,7 @@ from recsuite.datasets.tables.values import (
 )
 from recsuite.errors import UserError, counted, printable
 from recsuite.files import explained
+from recsuite.places import is_remote
 from recsuite.runtime.console import stage
 
 HOURS, WEEKDAYS = 24, 7
@@ -103,6 +105,30 @@ def read_tables(
     # Arrow keeps memory that it has freed; sorting the events needs it.
     pyarrow.default_memory_pool().release_unused()
     return raw
+
+
+def read_items(tables: Tables, schema: TableSchema, config: DataConfig) -> pandas.DataFrame:
+    """Read the table of items alone, as it is now; return the columns of `RawData.items` that it has.
+
+    Raises:
+        UserError: see `read_tables`.
+    """
+    # Their digests are kept, and these files may have changed.
+    files = tuple(dataclasses.replace(file, size=_size_of(file)) for file in tables.items)
+    tables = dataclasses.replace(tables, events=(), users=(), items=files)
+    wanted = wanted_of(schema, columns_of(tables))
+    ids = tuple(each for each in wanted[EVENTS] if each.kind == ID and each.of == ITEM)
+    role = TABLE_OF[ITEM]
+    # Not beside the parts of all tables, of which those of other files would be removed.
+    with tempfile.TemporaryDirectory(prefix="items-") as name, unfinished(Path(name)) as reading:
+        parts, notes = parts_of(Path(name), [(file, wanted[role]) for file in files], config)
+        columns = {EVENTS: ids, role: wanted[role]}
+        read = _Reading(schema, columns, {EVENTS: [], role: parts}, reading, notes, config)
+        return read.items()
+
+
+def _size_of(file: File) -> int:
+    return file.size if is_remote(file.path) else Path(file.path).stat().st_size
 
 
 def _with_split_of_files(raw: RawData) -> RawData:
@@ -432,6 +458,10 @@ class _Reading:
         num_bad = sum(part.faults.number for part in self.parts[EVENTS])
         return RawData(events, frames[ITEM], frames[USER], skipped=self.notes, num_skipped=num_bad)
 
+    def items(self) -> pandas.DataFrame:
+        """Return the items alone."""
+        return self._frame(self._entity(ITEM))
+
     def _entity(self, name: str) -> _Entity:
         roles = [role for role in (EVENTS, TABLE_OF[name]) if role in self.parts]
         keys = {
@@ -479,7 +509,8 @@ class _Reading:
                         columns[wanted.column] = values
         for feature in self.schema.features.values():
             call = derived(feature.column)
-            if call and call.is_text and feature.of == entity.name:
+            # A column of the events is not read with the table of items alone.
+            if call and call.is_text and feature.of == entity.name and call.argument in columns:
                 columns[feature.column] = [
                     parts_of_text(text, call.function) for text in columns[call.argument]
                 ]

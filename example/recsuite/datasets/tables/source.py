@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
@@ -22,6 +22,9 @@ from recsuite.errors import UserError, printable
 from recsuite.files import explained, locked, replace_file
 from recsuite.hooks import extra
 from recsuite.places import is_remote
+
+if TYPE_CHECKING:
+    import pandas
 
 # Guessing a schema takes seconds; a longer wait means that a process hangs.
 SCHEMA_DEADLINE = 300.0
@@ -107,6 +110,30 @@ class TableSource:
                 # A name that no feature has: it is that of a column.
                 features[f"column {column}"] = FeatureColumn(ITEM, column, CATEGORY)
         return replace(self, table_schema=replace(self.table_schema, features=features))
+
+    def state_of_items(self) -> tuple[tuple[str, int, int], ...]:
+        """Return size and time of change of each file of the table of items, of those that are not remote.
+
+        Raises:
+            UserError: when one is gone.
+        """
+        states = []
+        for file in self.tables.items:
+            if not is_remote(file.path):
+                with explained(f"Cannot read {file.name}", "put it back"):
+                    about = Path(file.path).stat()
+                states.append((file.path, about.st_size, about.st_mtime_ns))
+        return tuple(states)
+
+    def read_items(self) -> pandas.DataFrame:
+        """Read the table of items as it is now; return the columns of `RawData.items` that it has.
+
+        Raises:
+            UserError: when a file is missing, damaged, or has rows that --bad_rows does not accept.
+        """
+        from recsuite.datasets.tables.reading import read_items
+
+        return read_items(self.tables, self.table_schema, self.config)
 
     def read(self, parts_folder: Path | None = None) -> RawData:
         """Read all files. parts_folder: see `reading.read_tables`.

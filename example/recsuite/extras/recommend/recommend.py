@@ -1,11 +1,12 @@
 """Recommendations for one user on the command line, with titles; --follow prints them for newer checkpoints.
 
 The features and histories of users and items come from the data of the training. An item is recommended if it
-was in the training and, unless --seen allows it, the user has not had it.
+was in the training, or if --new_items includes others, and, unless --seen allows it, the user has not had it.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import signal
 import threading
@@ -33,7 +34,7 @@ from recsuite.models.tasks import ModelMaker
 from recsuite.places import folder_at
 from recsuite.runtime.console import say
 from recsuite.serving.followers import follow, retried, wait_for_first
-from recsuite.serving.request import type_of
+from recsuite.serving.request import AS_TRAINED, type_of
 from recsuite.serving.served import Follower, ServedModel
 from recsuite.serving.snapshot import Snapshot
 from recsuite.serving.training_data import TrainingFeatures, read_training_data, with_data_flags
@@ -109,8 +110,8 @@ class Viewer:
         )
 
     def unseen(self, model: ServedModel) -> np.ndarray:
-        """Return the items that may be shown, int64 [n]: in the training, and not seen by the user."""
-        # The model has no trained row for any other item.
+        """Return the items of the training that the user has not seen, int64 [n]."""
+        # Others have no events, by which popular items are chosen.
         trained = model.snapshot.known(self.schema.item, self.features.items.ids).numpy()
         trained[self.items] &= not self.schema.excludes_seen
         return np.flatnonzero(trained)
@@ -213,8 +214,11 @@ def recommend(config: Config, given: Collection[str], maker: ModelMaker) -> None
     if follows:
         wait_for_first(save_dir, checkpoint)
     of_model = (maker, config.checkpoint.accept_changed_model)
-    follower = retried(lambda: Follower(save_dir, None, checkpoint, *of_model)) if follows else None
-    model = follower.model if follower else ServedModel.open(save_dir, checkpoint, "", *of_model)
+    # Only a rule that is given overrides that of the training.
+    rule = config.data.new_items if "new_items" in given else AS_TRAINED
+    opened = functools.partial(Follower, save_dir, None, checkpoint, *of_model, new_items=rule)
+    follower = retried(opened) if follows else None
+    model = follower.model if follower else ServedModel.open(save_dir, checkpoint, "", *of_model, rule)
     # Before the data are read, so that files that come meanwhile are read again.
     seen = _seen(model, config, given) if follower else None
     viewer = open_viewer(model, config, given)
