@@ -348,8 +348,8 @@ def _described(
     rest["num_items"] = rest.pop(f"num_{schema.items}", None)
     # The key keeps its first name: with another one every cache would be made again.
     rest["mean_label"] = rest.pop("mean_rating", None)
-    rules = {"seen": str(rest.pop("seen", "")), "new_items": str(rest.pop("new_items", EXCLUDE))}
-    schema = dataclasses.replace(schema, **rules)
+    seen, new_items = str(rest.pop("seen", "")), str(rest.pop("new_items", EXCLUDE))
+    schema = dataclasses.replace(schema, seen=seen, new_items=new_items)
     # JSON has no NaN: an undefined metric is null.
     rest["baselines"] = _with_nan(rest.get("baselines"))
     # Folder and source are set below: `typed` refuses long paths and unprintable characters.
