@@ -79,8 +79,8 @@ def ages_in(times: np.ndarray, before: int | None = None) -> list[int]:
 class KnownFeatures:
     """Features of users or items from the tables of the data.
 
-    values: of each feature; others: of each further column of the table, and of the titles as texts. All are
-    in the order of the ids, None for a missing one.
+    values: of each feature; others: of each column of the table that no feature is called by, and TITLE. All
+    are in the order of the ids, None for a missing one.
     """
 
     def __init__(self, frame: pandas.DataFrame, schema: Schema, entity: str) -> None:
@@ -90,7 +90,7 @@ class KnownFeatures:
             for feature in schema.features
             if feature.entity == entity and feature.column in frame
         }
-        of_others = {*map(str, frame.columns)} - {*of_features.values()} - {schema.title}
+        of_others = {*map(str, frame.columns)} - of_features.keys() - {schema.column_of(entity), schema.title}
         self.values, self.others = (
             {name: _plain(frame[column].tolist()) for name, column in columns.items()}
             for columns in (of_features, {name: name for name in sorted(of_others)})
