@@ -40,8 +40,6 @@ SCHEMAS = {
     "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
     "TrainJob": "TrainerV1alpha1TrainJob",
 }
-# Flags of the server that this version does not have.
-NOT_YET = ("--wait",)
 TERMINATED = 128 + signal.SIGTERM
 # Added to what a file says, so that a test takes seconds, and that a training is interrupted before its end.
 SHORT, LONG = ["--epochs", "4"], ["--epochs", "12", "--patience", "0"]
@@ -169,10 +167,11 @@ def test_a_server_is_probed_at_its_port_and_follows_what_is_promoted_each_week()
     (container,) = pod_of(spec)["containers"]
     (port,) = container["ports"]
     command, *words = container["args"]
-    flags = serve.parse([word for word in words if word not in NOT_YET])
+    flags = serve.parse(words)
     assert (command, flags.host, flags.port) == ("serve", "0.0.0.0", port["containerPort"])
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert container[probe]["httpGet"] == {"path": "/health", "port": port["name"]}
+    assert flags.wait
+    assert container["readinessProbe"]["httpGet"] == {"path": "/health", "port": port["name"]}
+    assert container["livenessProbe"]["tcpSocket"] == {"port": port["name"]}
     assert {*container["resources"]["requests"]} == {*container["resources"]["limits"]} == {"cpu", "memory"}
     assert service["ports"][0]["targetPort"] == port["name"]
     labels = spec["template"]["metadata"]["labels"]
@@ -281,15 +280,14 @@ def answers_from_what_is_promoted(image: Image) -> None:
     (image.root / "data" / "shop").symlink_to(data)
     (container,) = pod_of(documents("server.yaml")["Deployment"])["containers"]
     port = free_port()
-    words = [word.replace("8000", str(port)) for word in container["args"] if word not in NOT_YET]
+    words = [word.replace("8000", str(port)) for word in container["args"]]
     with image.container(words, {}) as process:
         wait_for(process, "serving ")
         health = httpx.get(f"http://localhost:{port}/health", trust_env=False, timeout=60)
         assert (health.status_code, health.json()["failure"]) == (200, None), health.text
         process.terminate()
         output = process.communicate(timeout=60)[0]
-    # uvicorn sends itself the signal again, which process 1 of a container ignores.
-    assert process.returncode in (0, -signal.SIGTERM), output
+    assert process.returncode == 0, output
 
 
 class Pod(NamedTuple):
