@@ -1,7 +1,7 @@
 """Serve the best model of a running training over HTTP: an example of a service, not a product.
 
-    ./run.sh dump --save_dir dumps       a training that writes checkpoints
-    python serve.py --save_dir dumps     beside it; with --wait also before the folder is there
+    ./run.sh dump                        a training that writes checkpoints
+    python serve.py                      beside it; with --wait also before the folder is there
     python serve.py --checkpoint latest  with --inc_dump its deltas too, validated or not
     python serve.py --data_path FOLDER   with features and histories from the data of the training
 
