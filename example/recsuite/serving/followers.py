@@ -106,7 +106,7 @@ def unknown_of(
 ) -> dict[str, list[Any]]:
     """Return the ids of a request that have no row in a model, each once, by the names of users and items.
 
-    Items that are described to the model are skipped.
+    Items that are described to the model are not unknown.
 
     Raises:
         UserError: when one cannot be an id.

@@ -478,7 +478,7 @@ class ServedModel:
             told = {name: told[name] for name in told.keys() - LABELLED_HISTORY}
         if schema.item in ids:
             told |= self._catalogue.features_of(ids[schema.item], snapshot)
-        return {**told, **ids, **{name: given for name, given in values.items() if name not in ids}}
+        return {**values, **{name: given for name, given in told.items() if name not in values}, **ids}
 
     @torch.inference_mode()
     def vectors_of(self, values: Mapping[str, Sequence[Any]]) -> tuple[torch.Tensor, Items]:

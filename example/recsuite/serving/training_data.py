@@ -26,7 +26,6 @@ from recsuite.serving.snapshot import Snapshot
 if TYPE_CHECKING:
     import pandas
 
-    from recsuite.datasets.tables.source import TableSource
 
 # Name of the titles of items in answers, whatever their column is.
 TITLE = "title"
@@ -142,12 +141,12 @@ def _is_missing(value: Any) -> bool:
 class TrainingFeatures:
     """Features of users and items, and histories of users, from the data of a training.
 
-    longest: maximum length of a history; source: where the table of items is read again, and the state of its
-    files before the first reading, see `TableSource.state_of_items`.
+    longest: maximum length of a history; source: a `TableSource`, from which the table of items is read
+    again, and the state of its files before the first reading.
     """
 
     def __init__(
-        self, raw: RawData, schema: Schema, longest: int, source: tuple[TableSource, Any] | None = None
+        self, raw: RawData, schema: Schema, longest: int, source: tuple[Any, Any] | None = None
     ) -> None:
         self.longest, self._shown, self._has_types = longest, schema.shown, bool(schema.event_types)
         self._schema, self._source = schema, source
