@@ -222,8 +222,13 @@ class BatchScoring:
             check_rows(self.path, block, self.ids, first)
         ids = {name: block[column].to_pylist() for column, name in self.ids.items()}
         for name, given in ids.items():
-            known = self.model.snapshot.known(name, given)
-            self.counts.unknown[name] += len(given) - int(known.sum())
+            known = self.model.snapshot.known(name, given).tolist()
+            unknown = [each for each, is_known in zip(given, known, strict=True) if not is_known]
+            if name == self.schema.item:
+                # Those of the data are known by their features.
+                without = {*self.model.unknown_items(unknown)}
+                unknown = [each for each in unknown if each in without]
+            self.counts.unknown[name] += len(unknown)
         if self.k is None:
             return self._with_scores(block, ids)
         users = ids[self.schema.user]

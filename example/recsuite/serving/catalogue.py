@@ -382,6 +382,9 @@ class Catalogue:
 
         with_new: True for all described items, False for those with a row.
         """
+        if with_new and len(self._locate(snapshot, True).ids) == len(self._locate(snapshot, False).ids):
+            # None is new: one set of vectors is enough.
+            with_new = False
         # Every delta that changes rows also has a new head.
         if with_new not in self._items or self._items[with_new].head is not snapshot.head:
             located = self._locate(snapshot, with_new)
@@ -411,6 +414,14 @@ class Catalogue:
                 nothing: Any = [] if isinstance(next(iter(values), None), list) else None
                 described[name] = [nothing if place is None else values[place] for place in places]
         return {**described, snapshot.schema.item: [*ids]}
+
+    def known_among(self, ids: Sequence[Any], snapshot: Snapshot) -> list[Any]:
+        """Return the ids that are described or, if no items are, that have a row, each once."""
+        distinct = [*dict.fromkeys(ids)]
+        if self._values is not None:
+            return [item for item in distinct if item in self._places]
+        known = snapshot.known(snapshot.schema.item, distinct).tolist()
+        return [item for item, is_known in zip(distinct, known, strict=True) if is_known]
 
     @functools.cached_property
     def _places(self) -> dict[Any, int]:

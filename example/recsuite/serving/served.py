@@ -283,16 +283,12 @@ class ServedModel:
     @torch.inference_mode()
     def items(self) -> Items:
         """Return the items of the current snapshot that lists may have, with their vectors."""
-        return self._items(self.lists_new_items)
-
-    def _items(self, with_new: bool) -> Items:
         with self._lock:
-            return self._catalogue.items(self._snapshot, with_new)
+            return self._catalogue.items(self._snapshot, self.lists_new_items)
 
-    @torch.inference_mode()
     def unknown_items(self, ids: Sequence[Any]) -> list[Any]:
-        """Return the raw ids of items that have no row and are not described, each once."""
-        known = self._items(with_new=True).positions
+        """Return the raw ids of items that are not described or, if no items are, have no row, each once."""
+        known = {*self._catalogue.known_among(ids, self._snapshot)}
         return [item for item in dict.fromkeys(ids) if item not in known]
 
     def reload_items(self) -> bool:
