@@ -346,6 +346,6 @@ def test_features_of_one_side_alone_are_named_and_another_dense_part_is_refused(
     assert "features only there, omitted: price" in output
     assert "features only here, as drawn: cost" in output
     schema.write_text(SCHEMA.replace('"buckets"', '"dense"'))
-    result = python(EXAMPLE, *flags, *start)
+    result = python(EXAMPLE, *flags, *start, "--move_aside")
     assert result.returncode == 2
     assert "has nothing for dense.numbers." in result.stderr
