@@ -313,6 +313,7 @@ def test_advice_on_frames_is_an_argument_and_trains_when_it_is_followed(
             "reading /f/data; writing columns to /f/columns/time-5",
             "reading the tables; writing columns to a temporary folder",
         ),
+        ("give --resume to continue, or --move_aside", "give resume=True to continue, or move_aside=True"),
         ("the values [1, 2] of [abc] stay", "the values [1, 2] of [abc] stay"),
     ],
 )

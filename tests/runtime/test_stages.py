@@ -197,7 +197,9 @@ with showing_progress():
             for done in range(300):
                 reached(done)
                 time.sleep(0.002)
-            print("printed within", name)
+            print("printed", end=" ")
+            time.sleep(0.3)
+            print("within", name)
         say(name + " has ended")
     time.sleep(0.3)
 """
@@ -230,7 +232,8 @@ def test_a_terminal_has_one_line_in_place_and_only_what_is_printed_scrolls() -> 
     *lines, last = [line.split(ERASE) for line in written.split("\n")]
     # In a line of the terminal the text after the last ERASE is what stays.
     names = ("reading", "epoch 1/1", "evaluation")
-    said = [[f"printed within {name}", f"{name} has ended"] for name in names]
+    # A `print` without an end is not erased.
+    said = [[f"printed [RANK 0] within {name}", f"{name} has ended"] for name in names]
     assert [line[-1] for line in lines] == [f"[RANK 0] {text}" for texts in said for text in texts]
     assert last[-1] == ""
     drawn = [text for line in (*lines, last) for text in line[:-1] if text]

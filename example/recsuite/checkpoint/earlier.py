@@ -29,8 +29,8 @@ def check_free(section: CheckpointConfig) -> None:
     if newest := newest_in(save_dir):
         raise UserError(
             f"--save_dir {save_dir} has the checkpoints of an earlier training{_described(newest)}. Fix: "
-            "give --resume to continue it, --move_aside (in Python move_aside=True) to keep it in a folder "
-            "there and train anew, or another --save_dir."
+            "give --resume to continue it, --move_aside to keep it in a folder there and train anew, or "
+            "another --save_dir."
         )
 
 

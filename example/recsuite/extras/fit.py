@@ -457,6 +457,7 @@ TOLD = (
     (r"( of| is in) schema\.toml", ""),
     (r"schema\.toml", "the argument schema"),
     (r"correct the file", "correct it"),
+    (r"--(resume|move_aside)\b", r"\1=True"),
     (r"give --(\w+) (\w+)", r'give \1="\2"'),
 )
 

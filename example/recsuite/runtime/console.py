@@ -73,8 +73,9 @@ class TaggedFormatter(logging.Formatter):
 class ConsoleHandler(logging.Handler):
     """Write records to the current standard output."""
 
-    # Time of the last line, by the monotonic clock.
+    # Time of the last line, by the monotonic clock; True if it has no end yet, which `print` may write.
     when = 0.0
+    is_open = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record; a failed write raises an error, as it does with `print`."""
@@ -82,6 +83,7 @@ class ConsoleHandler(logging.Handler):
         # In one write: if output is not buffered, the line of another rank could come before its end.
         sys.stdout.write(f"{_erase(sys.stdout)}{self.format(record)}\n")
         sys.stdout.flush()
+        self.is_open = False
 
 
 class TaggedPrint:
@@ -104,9 +106,10 @@ class TaggedPrint:
         # Joined here, so that every line of a multi-line value is tagged.
         text = self.formatter.tagged((" " if sep is None else sep).join(map(str, values)))
         text = _erase(options.get("file") or sys.stdout) + text
-        console().when = time.monotonic()
+        text += "\n" if end is None else end
+        console().when, console().is_open = time.monotonic(), not text.endswith("\n")
         # In one write too.
-        self.original(text + ("\n" if end is None else end), **{**options, "end": "", "flush": True})
+        self.original(text, **{**options, "end": "", "flush": True})
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -116,7 +119,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def _erase(stream: TextIO) -> str:
-    return ERASE if is_terminal(stream) else ""
+    return ERASE if is_terminal(stream) and not console().is_open else ""
 
 
 @functools.cache
@@ -313,7 +316,7 @@ class StageClock:
 
     def _draw(self, line: str) -> None:
         # Nothing is erased twice, for another rank may have drawn there.
-        if self._terminal is not None and (line or self._drawn):
+        if self._terminal is not None and (line or self._drawn) and not console().is_open:
             width = shutil.get_terminal_size().columns - 1
             self._terminal.write(f"{ERASE}{escaped(line)[:width]}")
             self._terminal.flush()
