@@ -281,18 +281,21 @@ class ServedModel:
         return self._catalogue.shown_values(items, names)
 
     @torch.inference_mode()
-    def items(self) -> Items:
-        """Return the items of the current snapshot that lists may have, with their vectors."""
-        return self._items(self.lists_new_items)
+    def items(self, with_new: bool | None = None) -> Items:
+        """Return the items of the current snapshot that lists may have, with their vectors.
 
-    def _items(self, with_new: bool) -> Items:
+        Args:
+            with_new: True for those that `candidates` may name: the described items that are new, too.
+        """
         with self._lock:
-            return self._catalogue.items(self._snapshot, with_new)
+            return self._catalogue.items(
+                self._snapshot, self.lists_new_items if with_new is None else with_new
+            )
 
     @torch.inference_mode()
     def unknown_items(self, ids: Sequence[Any]) -> list[Any]:
         """Return the raw ids of items that have no row and are not described, each once."""
-        known = self._items(with_new=True).positions
+        known = self.items(with_new=True).positions
         return [item for item in dict.fromkeys(ids) if item not in known]
 
     def reload_items(self) -> bool:
@@ -552,7 +555,7 @@ class ServedModel:
         """Return the vectors of items, of which scores are made with those of users.
 
         Args:
-            items: Raw ids.
+            items: Raw ids, also of described items that the training has not seen.
 
         Returns:
             The vectors, float32 [number of items, D]. Number 0 is the bias, unless the model is your own.
@@ -563,7 +566,7 @@ class ServedModel:
         Example:
             model.item_vectors([1, 3])                            # float32 [2, D]
         """
-        known = self.items()
+        known = self.items(with_new=True)
         known.require_vectors("item_vectors")
         return known.vectors[known.positions_of(items, "item_vectors")]
 
