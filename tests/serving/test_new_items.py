@@ -99,6 +99,14 @@ def test_similar_items_of_a_new_item_are_those_of_its_features() -> None:
     assert torch.equal(excluded.item_vectors([2_000]), included.item_vectors([2_000]))
 
 
+def test_items_near_a_new_one_that_the_user_had_are_excluded() -> None:
+    model = model_of(new_items=EXCLUDE)
+    cosines = dict(model.similar_items([2_000])[0])
+    distance = 1 - sum(cosines.values()) / 2
+    (best,) = model.recommend(events=[[(2_000, 4.0)]], least_distance=distance)
+    assert [item for item, _ in best] == [min(cosines, key=lambda item: cosines[item])]
+
+
 def test_an_index_finds_new_items_and_keeps_them_where_they_are() -> None:
     pytest.importorskip("faiss")
     model, items = ServedModel(snapshot_of("ranking"), INCLUDE), [*NAMES["movie"]]
@@ -203,9 +211,11 @@ def test_a_changed_table_of_items_is_read_again_and_a_damaged_one_is_not_used(
         follower.refresh()
         # Item 0 is gone from the table, and a new one comes first.
         header, _, rest = before.partition("\n")
-        table.write_text(f"{header}\n500,blue,1.5\n{rest.partition(chr(10))[2]}")
+        table.write_text(f"{header}\n500,blue,1.5\n500,red,1.5\n{rest.partition(chr(10))[2]}")
         follower.refresh()
-        assert "91 items, 1 more" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "91 items, 1 more" in said
+        assert "colour varies within 1 item" in said
         assert {500, 0} < {*follower.model.items().ids}
         assert [item for item, _ in follower.model.recommend([2], candidates=[500])[0]] == [500]
         # The positions of events are those of before.
