@@ -152,7 +152,8 @@ def score(flags: argparse.Namespace, model: ModelMaker) -> int:
             raise_on_all(lambda: None if context.rank else scoring.end(partial, flags.output))
         context.say(scoring.described(counts, flags.output, time.monotonic() - begun, batch.noun))
         if not flags.pairs and context.rank == 0:
-            context.say(scoring.describe_lists(flags.output, batch.model))
+            candidates = batch.rules.candidates if batch.rules else None
+            context.say(scoring.describe_lists(flags.output, batch.model, candidates))
             if line := scoring.describe_short(flags.output, batch):
                 context.say(line)
     finally:

@@ -591,10 +591,19 @@ def check_lists(model: "ServedModel", what: str, wanted: Mapping[str, Any], name
     if number > 1:
         check_size(f"{what} x items", number * items, MOST_PAIRS)
     if wanted.get("least_distance"):
-        users = wanted.get("users")
-        lists = users.get(HISTORY) if isinstance(users, dict) else wanted.get("events")
-        longest = longest_of(lists) if isinstance(lists, list) else 0
-        check_size(f"{what} x items x histories", number * items * longest, MOST_COSINES)
+        cosines = number * items * longest_had(model, wanted)
+        check_size(f"{what} x items x histories", cosines, MOST_COSINES)
+
+
+def longest_had(model: "ServedModel", wanted: Mapping[str, Any]) -> int:
+    """Return the number of items that a user of a request had at most, as given or else in the data."""
+    users = wanted.get("users")
+    values = users if isinstance(users, dict) else {model.snapshot.schema.user: users}
+    given, ids = values.get(HISTORY, wanted.get("events")), values.get(model.snapshot.schema.user)
+    if given is not None or model.data is None:
+        return longest_of(given) if isinstance(given, list) else 0
+    known = [each for each in ids if isinstance(each, str | int)] if isinstance(ids, list) else []
+    return max((len(model.data.events(user)[0]) for user in known), default=0)
 
 
 def short(value: Any) -> Any:

@@ -139,8 +139,10 @@ def test_rules_are_those_of_a_request_from_any_number_of_ranks(stocked: ServedMo
     assert stocked.data is not None
     users, movies = stocked.data.users.ids, stocked.data.items.ids
     known, draw = [movie for movie in movies if stocked.knows("movie", movie)], np.random.default_rng(0)
-    # With an item twice, and two that nothing knows.
+    new = next(movie for movie in movies if not stocked.knows("movie", movie))
+    # With an item twice, one without an event, and two that nothing knows.
     candidates = [*draw.choice(known, len(known) // 2, replace=False).tolist(), known[0], known[0], -7, -8]
+    candidates.append(new)
     pandas.DataFrame({"note": "x", "movie_id": candidates}).to_csv(tmp_path / "stock.csv", index=False)
     excluded = pandas.DataFrame({"user_id": draw.choice(users, 3000), "movie_id": draw.choice(known, 3000)})
     excluded.loc[3000] = [10**9, known[0]]
@@ -172,7 +174,7 @@ def test_rules_are_those_of_a_request_from_any_number_of_ranks(stocked: ServedMo
     assert not {*flat} & pairs
     line = BatchScoring(stocked, None, 5, rules).describe_inputs()
     assert "stock.csv has 2 unknown movies; " in line
-    assert f"{len({*candidates}) - 2:,} of {len(known):,} movies are candidates" in line
+    assert f"{len({*candidates}) - 2:,} of {len(movies):,} movies are candidates" in line
     assert "excludes 3,002 pairs, 1 unknown user, 1 unknown movie" in line
 
 
@@ -188,13 +190,15 @@ def test_movies_in_stock_are_candidates_and_short_lists_are_counted(
     assert f"; {len(there):,} of " in batch.describe_inputs()
     assert "1 movie without stock: not in stock" in batch.describe_inputs()
     assert describe_short(tmp_path / "recs", batch) == ""
-    few = sorted(there)[:5]
-    pandas.DataFrame({"movie_id": [*few, *set(stock) - there]}).to_json(
+    few, others = sorted(there)[:5], [movie for movie, number in stock.items() if number != "2.0"]
+    pandas.DataFrame({"movie_id": [*few, *others]}).to_json(
         tmp_path / "few.jsonl", orient="records", lines=True
     )
     batch = BatchScoring(stocked, None, 5, ListRules(tmp_path / "few.jsonl", "stock"))
     found = write(batch, tmp_path / "short")
     assert {*found["movie_id"]} <= {*few}
+    # Coverage is of the candidates.
+    assert describe_lists(tmp_path / "short", stocked, few).startswith("5 of 5 movies are in a list")
     short = len(stocked.data.users.ids) - (found["rank"] == 5).sum()
     assert short > 0
     assert describe_short(tmp_path / "short", batch).startswith(f"{short:,} users got fewer than 5 movies")

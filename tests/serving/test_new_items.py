@@ -79,8 +79,9 @@ def test_candidates_are_listed_or_named(recwarn: pytest.WarningsRecorder) -> Non
     assert model.items().ids == [3, 9]
     assert {item for item, _ in model.recommend([1], candidates=[2_000, 9])[0]} == {2_000, 9}
     assert not [each for each in recwarn if each.category is UnknownCandidatesWarning]
-    with pytest.warns(UnknownCandidatesWarning, match="2 of 3 candidates are not listed.*: 6, 77"):
+    with pytest.warns(UnknownCandidatesWarning, match="2 of 3 candidates are not listed.*: 6, 77") as said:
         assert [item for item, _ in model.recommend([1], candidates=[6, 77, 9, 9])[0]] == [9]
+    assert said[0].filename == __file__
     # 6 has a row, but the description leaves it out.
     assert model.unknown_items([6, 77, 9, 2_000]) == [6, 77]
     found = unknown_of(model, model.snapshot, [1], [77, 2_000, 9])
@@ -95,6 +96,15 @@ def test_similar_items_of_a_new_item_are_those_of_its_features() -> None:
     assert dict(among_known) == pytest.approx({item: dict(best)[item] for item in (3, 9)})
     with pytest.raises(UserError, match=r"Unknown movie 77: .* not described"):
         included.similar_items([77])
+    assert torch.equal(excluded.item_vectors([2_000]), included.item_vectors([2_000]))
+
+
+def test_items_near_a_new_one_that_the_user_had_are_excluded() -> None:
+    model = model_of(new_items=EXCLUDE)
+    cosines = dict(model.similar_items([2_000])[0])
+    distance = 1 - sum(cosines.values()) / 2
+    (best,) = model.recommend(events=[[(2_000, 4.0)]], least_distance=distance)
+    assert [item for item, _ in best] == [min(cosines, key=lambda item: cosines[item])]
 
 
 def test_an_index_finds_new_items_and_keeps_them_where_they_are() -> None:
@@ -201,9 +211,11 @@ def test_a_changed_table_of_items_is_read_again_and_a_damaged_one_is_not_used(
         follower.refresh()
         # Item 0 is gone from the table, and a new one comes first.
         header, _, rest = before.partition("\n")
-        table.write_text(f"{header}\n500,blue,1.5\n{rest.partition(chr(10))[2]}")
+        table.write_text(f"{header}\n500,blue,1.5\n500,red,1.5\n{rest.partition(chr(10))[2]}")
         follower.refresh()
-        assert "91 items, 1 more" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "91 items, 1 more" in said
+        assert "colour varies within 1 item" in said
         assert {500, 0} < {*follower.model.items().ids}
         assert [item for item, _ in follower.model.recommend([2], candidates=[500])[0]] == [500]
         # The positions of events are those of before.
@@ -233,3 +245,17 @@ def test_http_names_candidates_that_nobody_described(shop: Any) -> None:
         answer = client.post("/recommend", json={"users": [1], "candidates": [3, 89, 700]}).json()
     assert {item for item, _ in answer["items"][0]} == {3, 89}
     assert answer["unknown"] == {"user": [], "item": [700]}
+
+
+def test_cosines_with_histories_of_the_data_are_limited(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    testclient = pytest.importorskip("fastapi.testclient")
+    folder, _ = shop
+    follower = Follower(folder / INCLUDE, model=make_model, data_path=folder)
+    assert follower.model.data is not None
+    had = max(len(mine) for mine in follower.model.data.seen_items([1, 2]))
+    client = testclient.TestClient(serve.service(follower))
+    for users in ([1, 2], {"user": [1, 2]}):
+        for most, status in ((2 * 90 * had, 200), (2 * 90 * had - 1, 400)):
+            monkeypatch.setattr(serve, "MOST_COSINES", most)
+            reply = client.post("/recommend", json={"users": users, "k": 2, "least_distance": 0.2})
+            assert reply.status_code == status, reply.text

@@ -270,7 +270,8 @@ class RulesOfModel:
         check_caps(rules.at_most)
         check_distance(rules.least_distance or 0)
         self.model, self.rules = model, rules
-        self.schema, items = model.snapshot.schema, model.items()
+        # A candidate may be new, whatever --new_items says, as in `ServedModel.recommend`.
+        self.schema, items = model.snapshot.schema, model.items(with_new=True if rules.candidates else None)
         self.positions, self.ids = items.positions, items.ids
         # Now, so that all ranks refuse what the model cannot follow.
         for name in rules.at_most:
@@ -475,10 +476,10 @@ def described(everyones: Sequence[Counts], folder: Path, seconds: float, noun: s
     return f"scored {rows:,} {noun}{rate}{before}{new and f'; {new}'}; {folder} is complete"
 
 
-def describe_lists(output: Path, model: ServedModel) -> str:
-    """Describe in one line how the items of all lists are spread over the catalogue, see `Spread`.
+def describe_lists(output: Path, model: ServedModel, candidates: Sequence[Any] | None = None) -> str:
+    """Describe in one line how the items of all lists are spread over those they may have, see `Spread`.
 
-    Reads the written files.
+    Reads the written files. candidates: the only items that are listed; None for all.
     """
     assert model.data is not None
     schema, ids = model.snapshot.schema, model.data.items.ids
@@ -490,6 +491,9 @@ def describe_lists(output: Path, model: ServedModel) -> str:
             listed[positions[entry["values"]]] += entry["counts"]
     has_row = model.snapshot.known(schema.item, ids).numpy()
     is_listed = np.ones_like(has_row) if model.lists_new_items else has_row
+    if candidates is not None:
+        is_listed = np.zeros_like(has_row)
+        is_listed[[positions[item] for item in candidates]] = True
     spread = spread_of(listed, model.data.item_counts(), is_listed, has_row, lambda place: ids[place])
     advice = model.snapshot.task.few_listed
     return spread.described(schema.items, advice) if spread else f"no {schema.item} is in a list"

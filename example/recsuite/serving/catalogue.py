@@ -174,7 +174,7 @@ class Items:
         wanted = set(given := check_ids("candidates", candidates, self.kind, self.schema))
         unknown = [item for item in dict.fromkeys(given) if item not in self.positions]
         if unknown:
-            warnings.warn(UnknownCandidatesWarning(unknown, len(wanted), self.schema.items), stacklevel=4)
+            warnings.warn(UnknownCandidatesWarning(unknown, len(wanted), self.schema.items), stacklevel=5)
         positions = sorted(self.positions[item] for item in wanted & self.positions.keys())
         ids = [self.ids[position] for position in positions]
         which = torch.tensor(positions, dtype=torch.int64)

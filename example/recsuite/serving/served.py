@@ -281,10 +281,16 @@ class ServedModel:
         return self._catalogue.shown_values(items, names)
 
     @torch.inference_mode()
-    def items(self) -> Items:
-        """Return the items of the current snapshot that lists may have, with their vectors."""
+    def items(self, with_new: bool | None = None) -> Items:
+        """Return the items of the current snapshot that lists may have, with their vectors.
+
+        Args:
+            with_new: True for those that `candidates` may name: the described items that are new, too.
+        """
         with self._lock:
-            return self._catalogue.items(self._snapshot, self.lists_new_items)
+            return self._catalogue.items(
+                self._snapshot, self.lists_new_items if with_new is None else with_new
+            )
 
     def unknown_items(self, ids: Sequence[Any]) -> list[Any]:
         """Return the raw ids of items that are not described or, if no items are, have no row, each once."""
@@ -338,8 +344,8 @@ class ServedModel:
                 the others, which are not listed.
             approximate: Search an index of faiss instead of all items, see `recall`; deltas update it.
             also_exclude: A list of raw ids for each user, beside those of `exclude`.
-            at_most: Feature of items, or column of the item table, to the largest number of items of each of
-                its categories in a list. An item counts in each category of a list, and in none without a
+            at_most: Feature of items, see `item_names`, to the largest number of items of each of its
+                categories in a list. An item counts in each category of a list, and in none without a
                 value. From the highest score on, an item is taken if all its categories have room.
             least_distance: Excludes items that are nearer to one that the user had, as "seen" has them; from
                 0 to 2, 1 minus the cosine of `similar_items`.
@@ -404,7 +410,9 @@ class ServedModel:
         # The history of a model may be shorter than all the user's items.
         is_known = data is not None and had is None and schema.user in users
         seen: Any = data.seen_items(users[schema.user]) if data and is_known else SEEN
-        vectors, items, of_history = self._parts_of(values, candidates is not None)
+        vectors, items, of_history, described = self._parts_of(
+            values, candidates is not None, bool(least_distance)
+        )
         for name in at_most:
             items.categorize(name, self.values_of_items)
         near = None
@@ -415,8 +423,9 @@ class ServedModel:
                     "events, or --data_path (in Python: ServedModel.open(..., data_path=...))."
                 )
             items.require_vectors("least_distance")
-            pairs = items.pairs(lists_of(seen, values, len(vectors), schema), HISTORY)
-            near = Near(pairs, items.directions, items.directions, 1 - least_distance)
+            # A user may have had an item that is new, also where no list has such items.
+            pairs = described.pairs(lists_of(seen, values, len(vectors), schema), HISTORY)
+            near = Near(pairs, described.directions, items.directions, 1 - least_distance)
         if candidates is not None:
             items = items.only(candidates)
             near = near and near._replace(of_items=items.directions)
@@ -490,29 +499,30 @@ class ServedModel:
         Raises:
             UserError: As `score`.
         """
-        vectors, items, _ = self._parts_of(values)
-        return vectors, items
+        return self._parts_of(values)[:2]
 
     @torch.inference_mode()
     def _parts_of(
-        self, values: Mapping[str, Sequence[Any]], with_new: bool = False
-    ) -> tuple[torch.Tensor, Items, torch.Tensor]:
-        """Return what `vectors_of` does, and what histories add to their items, float32 [V], or else [0].
+        self, values: Mapping[str, Sequence[Any]], with_new: bool = False, with_described: bool = False
+    ) -> tuple[torch.Tensor, Items, torch.Tensor, Items]:
+        """Return what `vectors_of` does, what histories add, float32 [V] or [0], and more items, see below.
 
-        with_new: True for the described items that are new, whether or not they are listed.
+        with_new: True for the described items that are new, whether or not they are listed. with_described:
+        True if the last items include these, False if they are the first items.
         """
         with self._lock:
             snapshot = self._snapshot
             looked_up = snapshot.look_up(values, (USER, EVENT, HISTORY))
             items = self._catalogue.items(snapshot, with_new or self.lists_new_items)
+            described = self._catalogue.items(snapshot, with_new=True) if with_described else items
         members = members_of(values, snapshot.schema)
         inputs = Inputs(members, snapshot.numbers_of(values))
         if not isinstance(snapshot.head, TwoSided):
             users = torch.arange(len(inputs.numbers))
-            return users, items.with_users(snapshot, (looked_up, inputs)), torch.zeros(0)
+            return users, items.with_users(snapshot, (looked_up, inputs)), torch.zeros(0), described
         own_items = getattr(snapshot.head, "own_items", None)
         added = torch.zeros(0) if own_items is None else own_items(members)
-        return snapshot.head.user_vectors(looked_up, inputs), items, added
+        return snapshot.head.user_vectors(looked_up, inputs), items, added, described
 
     @torch.inference_mode()
     def user_vectors(
@@ -539,7 +549,7 @@ class ServedModel:
         schema = self._snapshot.schema
         given = users if isinstance(users, Mapping) else {} if users is None else {schema.user: users}
         values = values_of_users(self._completed(given, events), events, schema)
-        vectors, items, _ = self._parts_of(values)
+        vectors, items = self.vectors_of(values)
         items.require_vectors("user_vectors")
         return vectors
 
@@ -548,7 +558,7 @@ class ServedModel:
         """Return the vectors of items, of which scores are made with those of users.
 
         Args:
-            items: Raw ids.
+            items: Raw ids, also of described items that the training has not seen.
 
         Returns:
             The vectors, float32 [number of items, D]. Number 0 is the bias, unless the model is your own.
@@ -559,7 +569,7 @@ class ServedModel:
         Example:
             model.item_vectors([1, 3])                            # float32 [2, D]
         """
-        known = self.items()
+        known = self.items(with_new=True)
         known.require_vectors("item_vectors")
         return known.vectors[known.positions_of(items, "item_vectors")]
 

@@ -60,10 +60,10 @@ from recsuite.datasets.tables.values import (
     wanted_of,
     wanted_of_label,
 )
-from recsuite.errors import UserError, counted, printable
+from recsuite.errors import UserError, counted, escaped, printable
 from recsuite.files import explained
 from recsuite.places import is_remote
-from recsuite.runtime.console import stage
+from recsuite.runtime.console import say, stage
 
 HOURS, WEEKDAYS = 24, 7
 
@@ -124,7 +124,10 @@ def read_items(tables: Tables, schema: TableSchema, config: DataConfig) -> panda
         parts, notes = parts_of(Path(name), [(file, wanted[role]) for file in files], config)
         columns = {EVENTS: ids, role: wanted[role]}
         read = _Reading(schema, columns, {EVENTS: [], role: parts}, reading, notes, config)
-        return read.items()
+        frame = read.items()
+    for note in notes:
+        say(escaped(note))
+    return frame
 
 
 def _size_of(file: File) -> int:

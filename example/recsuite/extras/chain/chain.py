@@ -70,7 +70,8 @@ class ModelChain:
             accepted_features(self.retriever, users), number, exclude=exclude, approximate=approximate
         )
         values = accepted_features(self.ranker, users)
-        vectors, items, of_history = self.ranker._parts_of(values)
+        # Those of the retriever may be new, whatever the ranker lists.
+        vectors, items, of_history, _ = self.ranker._parts_of(values, with_new=True)
         added, answers = items.added(values.get(HISTORY, ()), of_history), []
         for user, (vector, candidates) in enumerate(zip(vectors, retrieved, strict=True)):
             known = [
