@@ -124,6 +124,8 @@ def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
             f"--save_dir {save_dir} does not exist. Fix: give the folder of a training, or --wait if one "
             "will make it."
         )
+    if flags.data_path and not retried(folder_at(flags.data_path).exists):
+        raise UserError(f"--data_path {flags.data_path} does not exist. Fix: give the data of the training.")
 
     def run() -> None:
         try:
@@ -139,7 +141,14 @@ def serve(flags: argparse.Namespace, model: "ModelMaker | None" = None) -> int:
             server.should_exit = True
             return
         say(f"serving {save_dir} at http://{flags.host}:{port.getsockname()[1]}")
-        follow(follower, threading.Event())
+
+        def tell() -> None:
+            manifest = follower.model.snapshot.manifest
+            # A stream has a delta each second.
+            if manifest.link is None:
+                say(f"serving step {manifest.progress.step} of run {manifest.run} now")
+
+        follow(follower, threading.Event(), tell)
 
     with bound(flags.host, flags.port) as port:
         # The answer names them. A log of them would grow without limit.
@@ -371,6 +380,7 @@ def service(
         failure = follower.failure or failure
         step, kind = snapshot.manifest.progress.step, "delta" if snapshot.manifest.link else "step"
         about = {"step": step, "age_seconds": snapshot.age, "checkpoint": f"{kind}-{step:09d}"}
+        about["run"] = snapshot.manifest.run
         about |= {"looked_seconds_ago": round(looked, 1), "failure": failure or None}
         is_ill = ends or (bool(failure) and looked > FAILING_SECONDS)
         return JSONResponse(about, 503 if is_ill else 200)
@@ -485,7 +495,12 @@ def answers_of(snapshot: "Snapshot") -> dict[str, dict[str, Any]]:
     best = answer_of(snapshot, "items", listed(snapshot))
     health = {
         **dict.fromkeys(("age_seconds", "looked_seconds_ago"), NUMBER),
-        **{"step": {"type": "integer"}, "checkpoint": TEXT, "failure": {"type": ["string", "null"]}},
+        **{
+            "step": {"type": "integer"},
+            "checkpoint": TEXT,
+            "run": TEXT,
+            "failure": {"type": ["string", "null"]},
+        },
     }
     each = object_of({"endpoint": TEXT, "answer": TEXT}, ["endpoint", "answer"])
     # Of a model with several labels each pair has a score for each of them.

@@ -163,7 +163,12 @@ def test_types_are_guessed_from_their_names() -> None:
     names = ["view", "addtocart", "transaction", "remove_from_cart"]
     # No item has one type alone: the type would be a feature of it.
     items = [place % 19 for place in range(40)]
-    table = {"visitor": [1, 2] * 20, "item": items, "event": names * 10, "timestamp": range(40)}
+    table: dict[str, Any] = {
+        "visitor": [1, 2] * 20,
+        "item": items,
+        "event": names * 10,
+        "timestamp": range(40),
+    }
     table["timestamp"] = [1_700_000_000 + second for second in table["timestamp"]]
     found = guess({"events": pyarrow.table(table)}).schema
     assert found.events is not None

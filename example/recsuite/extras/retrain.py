@@ -219,7 +219,7 @@ def finish(
         groups = [json.loads((run / part / "groups.json").read_text()) for part in ("report", "before")]
         verdict = compare(new, old, groups, flags.margin)
         for segment, (low, high) in verdict.get("worse", {}).items():
-            say(f"warning: the new one is worse for {segment}: better by {low:.4f} to {high:.4f} (95 %)")
+            say(f"warning: the new one is worse for {segment}, by {-high:.4f} to {-low:.4f} (95 %)")
     model = run
     if verdict["is_better"] and not flags.no_final_fit and new["test_epoch"]:
         model = run / FINAL
@@ -295,8 +295,10 @@ def compare(
         if math.isfinite(low):
             gain = before - now if lower_is_better(name) else now - before
             verdict |= {"gain": gain, "interval": [low, high], "worse": worse_segments(name, groups)}
-            reason += f"; better by {gain:.4f}, 95 % interval {low:.4f} to {high:.4f}"
-            reason += "" if is_better else f", not above the margin of {margin:g}"
+            by = f"better by {gain:.4f}" if gain >= 0 else f"worse by {-gain:.4f}"
+            reason += f"; {by}, 95 % interval of the gain {low:.4f} to {high:.4f}"
+            if margin or not is_better:
+                reason += f", {'above' if is_better else 'not above'} the margin of {margin:g}"
         else:
             reason += f"; they are of fewer than {LEAST_GROUPS} users, too few to compare"
     for simple in SIMPLEST:

@@ -226,7 +226,8 @@ class Items:
             if item not in self.positions:
                 raise UserError(
                     f"Unknown {self.schema.item} {printable(item)}: the training has not seen it, and it is "
-                    "not described. Fix: give its features to describe_items, or another."
+                    "not described. Fix: add it to the table of --data_path (in Python: describe_items), or "
+                    "give another."
                 )
         return torch.tensor([self.positions[item] for item in wanted], dtype=torch.int64)
 

@@ -461,7 +461,7 @@ class ServedModel:
             names = printable(", ".join(sorted({*shown} - {schema.item}))) or "none"
             raise UserError(
                 f"The {schema.items} have no feature or column {printable(name)}; they have {names}. Fix: "
-                "describe them, or give the data of the training."
+                "name one of these, or give --data_path (in Python also: describe_items)."
             )
         return dict(zip(shown[schema.item], shown[name], strict=True))
 

@@ -89,8 +89,11 @@ def read_tables(
         parts, notes = parts_of(folder, [(file, columns) for _, file, columns in roles], config)
         if tables.ignored:
             name = Path(tables.ignored[0]).name
-            number = counted(len(tables.ignored), "file that is no table", "files that are no tables")
-            notes.append(f"skipped {number}, such as {name}")
+            number = counted(len(tables.ignored), "file", "files")
+            notes.append(
+                f"skipped {number} taken for no table, such as {name}; to read one, name it under [files] of "
+                "schema.toml"
+            )
         by_role: dict[str, list[Part]] = {role: [] for role in wanted}
         for (role, _, _), part in zip(roles, parts, strict=True):
             by_role[role].append(part)
