@@ -737,7 +737,7 @@ class Follower:
         self.checkpoint = checkpoint
         opened = start or self.save_dir
         self.model = ServedModel.open(opened, checkpoint, data_path, model, accept_changed_model, new_items)
-        self._has_own_data = bool(data_path)
+        self._has_own_data, self._is_newer = bool(data_path), False
         # Held while the model may change: a thread that holds it always gets the same model.
         self.changing = threading.Lock()
         self._seen: set[tuple[str, int | str]] = set()
@@ -756,11 +756,14 @@ class Follower:
                 and the items stay as they were.
         """
         try:
-            return self._refresh_model()
+            self._is_newer |= self._refresh_model()
         finally:
             # Also beside a checkpoint that cannot be read.
             if self._has_own_data:
                 self.model.reload_items()
+        # A newer checkpoint beside a table that cannot be read is reported by the next call.
+        is_newer, self._is_newer = self._is_newer, False
+        return is_newer
 
     def _refresh_model(self) -> bool:
         # Listing a folder is cheap, so `refresh` can be called every second; manifests are read only if the
