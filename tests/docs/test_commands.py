@@ -300,7 +300,7 @@ def promotes_and_serves(lines: Lines, clone: Path) -> None:
     output = succeeded(shell((few[0], train + small, few[1], retrain + small, score), clone, NPROC="1"))
     assert "promoted models/run-000001: it is the first" in output
     assert re.search(r"promoted? .*run-000002: test NDCG@10 [\d.]+ and [\d.]+, new and promoted", output)
-    recommended = pandas.read_parquet(clone / "recs.parquet")
+    recommended = pandas.read_parquet(clone / "recs-2.parquet")
     assert recommended.groupby("user_id").size().tolist() == [10] * recommended["user_id"].nunique()
     port = free_port()
     command = shlex.split(f"{serve} --port {port}")

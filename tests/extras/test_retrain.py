@@ -269,7 +269,7 @@ def test_a_model_is_better_if_the_interval_of_the_difference_is_above_the_margin
 @pytest.mark.parametrize(
     ("users", "spread", "is_better", "words"),
     [
-        (200, 0.01, True, "95 % interval 0.00"),
+        (200, 0.01, True, "95 % interval of the gain 0.00"),
         # The same gain, by chance: of some users it is much more, and of others a loss.
         (200, 0.2, False, "not above the margin of 0"),
         (19, 0.0, False, "of fewer than 20 users, too few to compare"),
