@@ -948,6 +948,8 @@ def test_search_of_the_vectors_of_users_and_similar_items_are_those_of_python() 
             ("/similar", {"items": [3] * 11, "k": 10_000}, "items x k must be at most 100,000"),
             ("/similar", {"k": 3}, "/similar requires items"),
             ("/search", {"vectors": [[1.0]]}, "vectors must have 8 numbers each"),
+            ("/search", {"vectors": [[]]}, "vectors must have 8 numbers each"),
+            ("/search", {"vectors": [[0.0] * 8], "approximate": "no"}, "approximate must be true or false"),
             ("/search", {"vectors": [[0.0] * 8] * over, "k": 1}, "vectors x items must be at most 2,000,000"),
             ("/search", {"vectors": [[0.0] * 8], "users": [1]}, "/search takes vectors, k, approximate"),
             (

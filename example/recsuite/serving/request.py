@@ -151,9 +151,10 @@ def vectors_of(given: Any, width: int) -> torch.Tensor:
         raise UserError(
             f"vectors takes a list of lists of {width} numbers each, got {printable(repr(given)[:80])}."
         ) from None
-    if vectors.dim() != 2 and vectors.numel():
+    if vectors.shape == (0,):
+        vectors = vectors.view(0, width)
+    if vectors.dim() != 2:
         raise UserError(f"vectors takes a list of lists of {width} numbers each, got other lists.")
-    vectors = vectors.view(-1, width) if not vectors.numel() else vectors
     if vectors.shape[1] != width:
         raise UserError(
             f"vectors must have {width} numbers each, as those of the model, got {vectors.shape[1]:,}."

@@ -596,6 +596,8 @@ class ServedModel:
             model.search(model.user_vectors([42]), k=5)           # [[(item, score), ...]]
         """
         check_k(k)
+        if not isinstance(approximate, bool):
+            raise UserError(f"approximate must be true or false, got {printable(repr(approximate))}.")
         items = self.items()
         items.require_vectors("search")
         given, nothing = vectors_of(vectors, items.vectors.shape[1]), torch.zeros(2, 0, dtype=torch.int64)
