@@ -221,9 +221,6 @@ def _run(arguments: argparse.Namespace) -> int:
         ending = error if isinstance(error, SignalException) else error.__context__
         if not isinstance(ending, SignalException):
             raise
-        # A second Ctrl-C would interrupt the removal of the folder, with a traceback of torchrun's handler.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
         say(f"ended by {ending.sigval.name}, after the ranks had ended")
         return 128 + ending.sigval
     except KeyboardInterrupt:
