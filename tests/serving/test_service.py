@@ -979,7 +979,7 @@ def test_items_of_an_answer_have_the_values_that_were_asked_for() -> None:
             3: {"title": "A", "odd": None, "genres": ["Drama"]},
         }
         for features, sentence in (
-            (["titel"], "no feature titel of an item; there are movie, genres, title, odd."),
+            (["headline"], "no feature headline of an item; there are movie, genres, title, odd."),
             ("title", "features takes a list of names"),
             ([["title"]], "no feature ['title'] of an item"),
             (["title"] * 50_001, "items x k x features must be at most 100,000"),
