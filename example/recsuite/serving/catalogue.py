@@ -26,7 +26,7 @@ from recsuite.models.inputs import Inputs, Members
 from recsuite.models.retrieval import NOTHING_ADDED, Added, Caps, mask_excluded, sum_of_pairs
 from recsuite.models.rows import FeatureRows
 from recsuite.models.tasks import first_label
-from recsuite.serving.request import check_ids, length_of, members_of
+from recsuite.serving.request import check_ids, length_of, members_of, values_at
 from recsuite.serving.snapshot import FoundKeys, ServedRows, Snapshot
 
 # Unknown candidates that a warning names.
@@ -409,11 +409,9 @@ class Catalogue:
     def features_of(self, ids: Sequence[Any], snapshot: Snapshot) -> dict[str, list[Any]]:
         """Return the described features of some items that a model takes; none if no items are described."""
         names, places = snapshot.names_of((ITEM,)), [self._places.get(each) for each in ids]
-        described = {}
-        for name, values in (self._values or {}).items():
-            if name in names:
-                nothing: Any = [] if isinstance(next(iter(values), None), list) else None
-                described[name] = [nothing if place is None else values[place] for place in places]
+        described = {
+            name: values_at(values, places) for name, values in (self._values or {}).items() if name in names
+        }
         return {**described, snapshot.schema.item: [*ids]}
 
     def known_among(self, ids: Sequence[Any], snapshot: Snapshot) -> list[Any]:

@@ -42,6 +42,12 @@ def length_of(name: str, given: Any, schema: Schema) -> int:
         ) from None
 
 
+def values_at(values: Sequence[Any], places: Iterable[int | None]) -> list[Any]:
+    """Return the values of a feature at some places; None for no place, or an empty list among lists."""
+    nothing: Any = [] if isinstance(next(iter(values), None), list) else None
+    return [nothing if place is None else values[place] for place in places]
+
+
 def check_list(name: str, value: Any, schema: Schema) -> None:
     """Refuse a value that is not a list, for a feature with a list for each rating."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):

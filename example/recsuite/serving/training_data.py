@@ -20,7 +20,7 @@ from recsuite.datasets.source import locate
 from recsuite.errors import UserError, printable
 from recsuite.files import digest_of_bytes
 from recsuite.runtime.console import say
-from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS, check_values, type_of
+from recsuite.serving.request import HISTORY_AGES, HISTORY_RATINGS, check_values, type_of, values_at
 from recsuite.serving.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -101,10 +101,8 @@ class KnownFeatures:
 
     def of(self, ids: Sequence[Any]) -> dict[str, Any]:
         """Return the features of some ids; only the id for an id that is not in the data."""
-        positions, features = [self.places.get(each) for each in ids], dict[str, Any]()
-        for name, values in self.values.items():
-            nothing: Any = [] if isinstance(next(iter(values), None), list) else None
-            features[name] = [nothing if position is None else values[position] for position in positions]
+        places = [self.places.get(each) for each in ids]
+        features = {name: values_at(values, places) for name, values in self.values.items()}
         return {**features, self.name: [*ids]}
 
     def updated(self, newer: KnownFeatures) -> KnownFeatures:
