@@ -350,6 +350,7 @@ def test_what_a_history_adds_counts_like_a_product_with_one_number_for_each_item
         seen_bits=torch.zeros(number, group + 1, dtype=torch.uint8),
         first=0,
         gathered=lambda each: each,
+        counts={},
     )
     loss = loss_module.SampledSoftmax("movie", torch.linspace(0.1, 1, num_items))
     events = torch.arange(len(rows)).repeat_interleave(counts)
@@ -381,6 +382,7 @@ def test_a_rank_beyond_the_global_batch_has_gradients_of_all_parts() -> None:
         # The batch of all ranks has two events, which are of another one.
         first=2,
         gathered=lambda each: each,
+        counts={},
     )
     loss = loss_module.SampledSoftmax("movie", torch.linspace(0.1, 1, 10))
     loss(loss_module.WithOwn(vectors, own), batch).backward()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -26,13 +26,15 @@ class Labelled(Protocol):
     """The part of a batch that a loss uses.
 
     features: one of them identifies items; labels and weights: float32 [B], the weight of padding is 0;
-    seen_bits: the negatives that users have seen before, uint8 [B, bytes], a bit for each.
+    seen_bits: the negatives that users have seen before, uint8 [B, bytes], a bit for each; counts: of padded
+    lists, by the name of the feature.
     """
 
     features: Any
     labels: torch.Tensor
     weights: torch.Tensor
     seen_bits: torch.Tensor
+    counts: Mapping[str, torch.Tensor]
 
     @property
     def first(self) -> int:
@@ -123,7 +125,12 @@ class OwnScores:
             # The drawn items, which come first, have no history.
             self.items, counts = history.values(), history.lengths()[num_drawn:].long()
             self.events = repeated(torch.arange(len(counts), device=counts.device), counts, len(self.items))
-            self.ends = [0, *counts.cumsum(0).tolist()]
+            self.ends: Sequence[int]
+            if HISTORY in batch.counts:
+                # All have as many slots, so the device is not asked.
+                self.ends = range(0, len(self.items) + 1, len(self.items) // len(counts))
+            else:
+                self.ends = [0, *counts.cumsum(0).tolist()]
 
     @property
     def zero(self) -> torch.Tensor | float:
@@ -138,15 +145,19 @@ class OwnScores:
         if self.own is None:
             return 0.0
         members = slice(self.ends[part.start], self.ends[part.stop])
-        distinct, inverse = items.unique(return_inverse=True)
-        column = torch.searchsorted(distinct, self.items[members]).clamp(max=len(distinct) - 1)
-        is_there = distinct[column] == self.items[members]
+        # Not the distinct items: the device knows their number alone. Of equal ones the first has the sum.
+        ordered = items.sort().values
+        column = torch.searchsorted(ordered, self.items[members]).clamp(max=len(ordered) - 1)
+        is_there = ordered[column] == self.items[members]
         event = self.events[members] - part.start
-        added = self.own.new_zeros(part.stop - part.start, len(distinct))
+        added = self.own.new_zeros(part.stop - part.start, len(ordered))
         added = added.index_put(
             (event, column), torch.where(is_there, self.own[members], 0.0), accumulate=True
         )
-        return added.index_select(1, inverse)
+        first = torch.searchsorted(ordered, items)
+        # The same; but the gradient of `index_select` has no fixed order of additions on a GPU, and that of
+        # the other none on several threads of a CPU.
+        return added[:, first] if added.is_cuda else added.index_select(1, first)
 
     def of_each(self, part: slice, own: torch.Tensor, drawn: torch.Tensor) -> tuple[Any, Any]:
         """Return what is added for the own item of each event, float32 [n], and for drawn items, [n, N]."""
