@@ -171,7 +171,8 @@ def config(
 
 def jagged(batch: ModelInput) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """The values of each feature and row, without unused slots; the fields of items of histories."""
-    lists, members = [], [each.numpy() for each in batch.members]
+    lists: list[np.ndarray] = []
+    members = [each.numpy() for each in batch.members]
     for name, values in batch.features.to_dict().items():
         counts = batch.counts.get(name, values.lengths()).numpy()
         taken = [(name, values.values().numpy(), lists)]
@@ -280,21 +281,32 @@ def test_a_gpu_is_required_for_its_batches(data: tuple[Config, Data], context: R
         training.shard(make_model)
 
 
-def test_a_training_with_them_learns_the_same(data: tuple[Config, Data], context: RuntimeContext) -> None:
-    losses = []
-    for on_device in (False, True):
-        with Training(data[1], data[0], context) as training:
-            model = training.shard(make_model, make_loss(training.columns, training.config))
-            if on_device:
-                training.feed.on_device = DeviceBatches(data[1].loader.dataset, CPU)
-            for epoch in training.epochs():
-                for batch in epoch:
-                    assert isinstance(batch, DeviceInput) == on_device
-                    model.train_on(batch)
-                training.save(training.validate())
-            run = training.finish()
-        losses.append([*(epoch.train_loss for epoch in run.epochs), run.test["rmse"]])
-    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+TRAININGS: dict[str, dict[str, Any]] = {
+    "rating": {},
+    "ranking": {"task": "ranking", "history": 5, "negatives": 30},
+    "learned": {**LEARNED, "batch_size": 300},
+    "repeats": {**LEARNED, "negatives": 30, "seen": "allow"},
+}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_training_with_them_learns_the_same(small_folder: Path, context: RuntimeContext, name: str) -> None:
+    losses, flags = [], {"batch_size": 250, "epochs": 2, "cpu_tables": "torchrec", **TRAININGS[name]}
+    config = Config.of(data_path=str(small_folder), **flags)
+    with open_data(config, context) as data:
+        for on_device in (False, True):
+            with Training(data, config, context) as training:
+                model = training.shard(make_model, make_loss(training.columns, config))
+                if on_device:
+                    training.feed.on_device = DeviceBatches(data.loader.dataset, CPU)
+                for epoch in training.epochs():
+                    for batch in epoch:
+                        assert isinstance(batch, DeviceInput) == on_device
+                        model.train_on(batch)
+                    training.save(training.validate())
+                run = training.finish()
+            losses.append([*(epoch.train_loss for epoch in run.epochs), *run.test.metrics.values()])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5, nan_ok=True)
 
 
 def test_features_come_in_the_order_of_the_lookup(config: Config) -> None:
