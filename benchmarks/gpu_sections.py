@@ -512,7 +512,7 @@ def _counted(names: Iterable[str]) -> dict[str, int]:
 
 # --- training beside plain PyTorch on the same device ---
 
-HERE, EAGER, TF32 = "here", "here, eager", "here, TF32"
+HERE, EAGER, TF32, BF16 = "here", "here, eager", "here, TF32", "here, bf16"
 DENSE, SPARSE, CAPTURED = "plain, dense Adam", "plain, sparse Adagrad", "plain, dense Adam, captured"
 LIMIT = "limit"
 # Steps after a change of variant that do not count: batches of the previous one are still in flight.
@@ -660,6 +660,7 @@ class HereAt:
         """Train for some steps of a kind and return the last loss."""
         if (kind, batch_size) not in self.kinds:
             self.kinds[kind, batch_size] = self._endless(kind, batch_size)
+        self.state.model.module.recommender.is_bf16 = kind == BF16
         with products_of(kind):
             for _ in range(number):
                 next(self.kinds[kind, batch_size])
@@ -737,13 +738,13 @@ def training(settings: SectionSettings, emit: Emit) -> None:
 
 
 def ncf_shape(settings: SectionSettings, emit: Emit) -> None:
-    """Section "ncf": one case, also with products in TF32."""
-    TrainingSection(settings, emit).run([ncf(settings.small)], (HERE, EAGER, TF32))
+    """Section "ncf": one case, also with products in TF32 and bf16."""
+    TrainingSection(settings, emit).run([ncf(settings.small)], (HERE, EAGER, TF32, BF16))
 
 
 def dlrm_shape(settings: SectionSettings, emit: Emit) -> None:
-    """Section "dlrm": one case."""
-    TrainingSection(settings, emit).run([clicks(settings.small)], (HERE, EAGER))
+    """Section "dlrm": one case, also with products in bf16."""
+    TrainingSection(settings, emit).run([clicks(settings.small)], (HERE, EAGER, BF16))
 
 
 class TrainingSection:

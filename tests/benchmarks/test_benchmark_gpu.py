@@ -32,7 +32,7 @@ def test_the_small_benchmark_writes_results_of_every_requested_section(tmp_path:
     (step,) = found["sections"]["steps"]["results"]
     assert (step["steps"], step["waits"], step["share hidden"]) == (10, {}, None)
     (alone,) = (each["samples a second"] for each in found["sections"]["ncf"]["results"])
-    assert alone.keys() >= {"here", "here, eager", "here, TF32", "plain, dense Adam"}
+    assert alone.keys() >= {"here", "here, eager", "here, TF32", "here, bf16", "plain, dense Adam"}
     (clicks,) = (each["samples a second"] for each in found["sections"]["dlrm"]["results"])
     assert clicks.keys() >= {"here", "plain, dense Adam", "plain, sparse Adagrad"}
     (whole,) = found["sections"]["whole"]["results"]
