@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from recsuite.datasets.schema import HISTORY
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.recommender import ModelInput
+from recsuite.sharding.torchrec_tables import CheckedFeatures
 from recsuite.training import device_batches
 from recsuite.training.device_batches import (
     DeviceBatches,
@@ -129,6 +131,7 @@ def check_equal(made: ModelInput, expected: Batch) -> None:
         assert mine.dtype == other.dtype
         assert np.array_equal(mine.numpy(), other.numpy(), equal_nan=mine.is_floating_point())
     assert made.features.values().dtype == torch.int64
+    assert isinstance(made.features, CheckedFeatures)
 
 
 @pytest.mark.parametrize(("split", "epoch", "first"), [("train", 0, 0), ("train", 2, 150), ("test", 0, 0)])
@@ -193,6 +196,20 @@ def test_columns_that_do_not_fit_stay_on_the_host(synthetic_folder: Path) -> Non
     needed = DeviceBatches(dataset, CPU).nbytes
     assert why_not_on_device(dataset, config, 2 * needed - 2) is not None
     assert why_not_on_device(dataset, config, 3 * needed) is None
+
+
+@pytest.mark.parametrize("name", ["user", "year", "genres", HISTORY])
+def test_rows_that_a_table_does_not_have_are_refused_before_the_first_step(
+    small_folder: Path, name: str
+) -> None:
+    config = Config.of(data_path=str(small_folder))
+    dataset = EventBatches(open_columns(config), config, rank=0, world_size=1)
+    next(DeviceBatches(dataset, CPU).batches("train", 0))
+    dataset.tables = tuple(
+        replace(table, rows=table.rows - 1) if table.name == name else table for table in dataset.tables
+    )
+    with pytest.raises(UserError, match=rf"columns of {name} must have rows from 0 to .* --rebuild"):
+        DeviceBatches(dataset, CPU)
 
 
 @pytest.fixture

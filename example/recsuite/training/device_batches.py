@@ -25,16 +25,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsuite.config.config import Config
 from recsuite.config.sections import UVM_CACHING
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.batching import HALF, MASKED_EVERY, MULTIPLIERS, grid_of, history_prefix, keys_of
 from recsuite.datasets.schema import ENTITIES, HISTORY, UNKNOWN_ROW, USER, Table
+from recsuite.errors import require
 from recsuite.models.inputs import Members
 from recsuite.models.rows import PaddedListError
 from recsuite.sharding.recommender import ModelInput
+from recsuite.sharding.torchrec_tables import CheckedFeatures
 from recsuite.training.state import ShardedModel
 
 # Events whose order is computed at once. Their positions take 256 MiB, and the computation some times that.
@@ -143,6 +144,11 @@ class Records:
         ]
         self.values[number:] = torch.from_numpy(np.concatenate(last, axis=1)).to(device)
 
+    def column(self, name: str) -> torch.Tensor:
+        """Return a field of all records, int32 [n + 1, width]."""
+        begin, width, _ = self.fields[name]
+        return self.values[:, begin : begin + width]
+
     def take(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the fields of some records, [B, width] each; one kernel."""
         records = self.values.index_select(0, rows)
@@ -211,6 +217,27 @@ class DeviceBatches:
         self.no_bits = torch.zeros(number, 0, dtype=torch.uint8, device=device)
         self.slots = torch.arange(max(slots.values()), dtype=torch.int32, device=device)
         self._masks: dict[Any, StepMasks] = {}
+        self._check_rows()
+
+    def _check_rows(self) -> None:
+        """Refuse rows that a table does not have: the lookup of a batch does not check them again."""
+        num_rows = {table.name: table.rows for table in self.dataset.tables}
+        records = (*self.entities, self.events)
+        singles = [column for each in records for column in each.column("features").unbind(1)]
+        held = [
+            *zip(self.single_names, singles, strict=True),
+            *((name, values) for name, (_, values, _) in self.lists.items()),
+            *((HISTORY, items[:, 0]) for items, _ in self.histories.values()),
+        ]
+        for name, values in held:
+            # A history without a table of its own has rows of the items' table.
+            number = num_rows[name] or num_rows[self.dataset.schema.item]
+            least, most = torch.stack(values.aminmax()).tolist()
+            require(
+                0 <= least <= most < number,
+                f"The prepared columns of {name} must have rows from 0 to {number - 1:,}, got {least:,} to "
+                f"{most:,}. Fix: give --rebuild, which makes them again",
+            )
 
     @property
     def nbytes(self) -> int:
@@ -286,7 +313,7 @@ class DeviceBatches:
         if self.history_slots:
             parts[HISTORY], labels, counts[HISTORY] = self._histories(of_events, entities[0], inputs.split)
             members = members._replace(labels=labels)
-        features = KeyedJaggedTensor(
+        features = CheckedFeatures(
             self.keys,
             torch.cat([parts[name] for name in self.keys]).long(),
             lengths=self.lengths,
