@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from example import RatingModel, make_loss, make_model
+from recsuite.checkpoint.stream_state import reopen_data
 from recsuite.config.config import Config
 from recsuite.datasets import batching
 from recsuite.datasets.batches import EventBatches
@@ -147,6 +148,26 @@ def test_a_batch_is_that_of_the_loader(config: Config, split: str, epoch: int, f
         check_equal(mine, other)
 
 
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_batch_of_a_window_is_that_of_the_loader(
+    small_folder: Path, context: RuntimeContext, split: str
+) -> None:
+    # Also behind other windows, whose users in a batch are hidden at other places.
+    flags = {"stream": True, "window": "60d", "batch_size": 100, "history": 5}
+    config, window = Config.of(data_path=str(small_folder), **flags), (1_003, 1_341)
+    with reopen_data(config, context, trains=True) as opened:
+        dataset = opened.loader.dataset
+        dataset.first_event = 77
+        sampler = EpochSampler(dataset)
+        sampler.split, sampler.epoch, sampler.window = split, 3, window
+        expected = list(build_dataloader(dataset, sampler, config))
+        assert why_not_on_device(dataset, config, 2**40) is None
+        made = list(DeviceBatches(dataset, CPU).batches(split, 3, window=window))
+    assert len(made) == len(expected) == 4
+    for mine, other in zip(made, expected, strict=True):
+        check_equal(mine, other)
+
+
 def test_each_batch_of_a_pass_has_the_same_shapes(config: Config) -> None:
     made = DeviceBatches(EventBatches(open_columns(config), config, rank=0, world_size=1), CPU)
     shapes = {
@@ -221,7 +242,7 @@ def data(small_folder: Path, context: RuntimeContext) -> Iterator[tuple[Config, 
 
 def test_a_gpu_is_required_for_its_batches(data: tuple[Config, Data], context: RuntimeContext) -> None:
     config = data[0].replaced(data_device="cuda")
-    with Training(data[1], config, context) as training, pytest.raises(UserError, match="requires a GPU"):
+    with Training(data[1], config, context) as training, pytest.raises(UserError, match="there is no GPU"):
         training.shard(make_model)
 
 

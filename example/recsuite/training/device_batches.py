@@ -247,28 +247,33 @@ class DeviceBatches:
         held += [tensor for both in self.histories.values() for tensor in both]
         return sum(tensor.nbytes for tensor in held)
 
-    def batches(self, split: str, epoch: int, first: int = 0) -> Iterator[DeviceInput]:
-        """Yield the batches of a pass over a split from event number `first` on."""
-        size, sizes = self.dataset.batch_size, self.dataset.step_sizes(split, first)
-        begin = self.dataset.positions_of(split).start + first
+    def batches(
+        self, split: str, epoch: int, first: int = 0, window: tuple[int, int] | None = None
+    ) -> Iterator[DeviceInput]:
+        """Yield the batches of a pass over a split, or a window of a stream, from event number `first` on."""
+        size, sizes = self.dataset.batch_size, self.dataset.step_sizes(split, first, window)
+        events = self.dataset.positions_of(split, window)
+        begin = self.dataset.first_event + events.start + first
         steps_at_once = max(1, EVENTS_AT_ONCE // size)
         order = self.slots
         for step, number in enumerate(sizes):
             place = step % steps_at_once
             if place == 0:
                 numbers = range(first + step * size, first + sum(sizes[: step + steps_at_once]))
-                order = self._positions(split, epoch, numbers)
+                order = self._positions(split, epoch, events, numbers)
             positions = order[place * size : (place + 1) * size]
-            masks = self._masks_of(split == "train", (begin + step * size) % MASKED_EVERY, number)
+            # In a window the events of a small batch have the weights of those of a full one.
+            weight = size / number if window is None else 1.0
+            masks = self._masks_of(split == "train", (begin + step * size) % MASKED_EVERY, number, weight)
             yield DeviceInput(self, StepInputs(positions, masks, split))
 
-    def _masks_of(self, trains: bool, begin: int, number: int) -> StepMasks:
+    def _masks_of(self, trains: bool, begin: int, number: int, weight: float) -> StepMasks:
         """Return the masks of a step of events from `begin` on, as `EventBatches._mask_ids` counts them."""
-        key = trains, begin if trains else 0, number
+        key = trains, begin if trains else 0, number, weight
         if key not in self._masks:
             size = self.dataset.local_batch_size
             weights = np.zeros(size, np.float32)
-            weights[:number] = size / number
+            weights[:number] = weight
             hidden, hides_numbers = np.zeros((self.num_single, size), bool), np.zeros((size, 1), bool)
             if trains:
                 hidden[self.dataset.user_place, -begin % MASKED_EVERY : number : MASKED_EVERY] = True
@@ -279,17 +284,17 @@ class DeviceBatches:
             self._masks[key] = StepMasks(*made)
         return self._masks[key]
 
-    def _positions(self, split: str, epoch: int, numbers: range) -> torch.Tensor:
+    def _positions(self, split: str, epoch: int, events: range, numbers: range) -> torch.Tensor:
         """Return the positions of events by their numbers in a pass, int32, and padding up to a batch."""
-        size, positions = self.dataset.batch_size, self.dataset.positions_of(split)
+        size = self.dataset.batch_size
         shape, padding = (-(-len(numbers) // size) * size,), len(self.events.values) - 1
         order = torch.full(shape, padding, dtype=torch.int32, device=self.device)
         for begin in range(numbers.start, numbers.stop, SHUFFLED_AT_ONCE):
             end = min(begin + SHUFFLED_AT_ONCE, numbers.stop)
             part = torch.arange(begin, end, device=self.device)
             if split == "train":
-                part = shuffled(part, len(positions), self.dataset.seed, epoch)
-            order[begin - numbers.start : end - numbers.start] = part + positions.start
+                part = shuffled(part, len(events), self.dataset.seed, epoch)
+            order[begin - numbers.start : end - numbers.start] = part + events.start
         return order
 
     def make(self, inputs: StepInputs) -> dict[str, Any]:
@@ -469,22 +474,43 @@ def _prefixes(dataset: EventBatches) -> list[str]:
     ]
 
 
+def why_on_host(config: Config, device: torch.device, world_size: int) -> str | None:
+    """Return the reason why any data have batches of the loader with these flags and ranks, or None."""
+    if device.type == "cpu":
+        return "there is no GPU"
+    if config.training.data_device == "cpu":
+        return "--data_device is cpu"
+    return _why_not_by_flags(config, world_size)
+
+
+def check_data_device(config: Config, reason: str | None) -> None:
+    """Refuse --data_device cuda for a reason, unless it is None."""
+    require(
+        config.training.data_device != "cuda" or reason is None,
+        f"--data_device cuda cannot be used, because {reason}; give auto or cpu",
+    )
+
+
+def _why_not_by_flags(config: Config, world_size: int) -> str | None:
+    if world_size > 1:
+        return "there are several processes"
+    if config.loader.num_workers != 0:
+        return f"--num_workers is {config.loader.num_workers}"
+    if config.training.pipeline == "sparse_dist":
+        return "--pipeline is sparse_dist"
+    if config.tables.storage == UVM_CACHING:
+        return f"--storage is {UVM_CACHING}"
+    return None
+
+
 def why_not_on_device(dataset: EventBatches, config: Config, free_bytes: int) -> str | None:
     """Return the reason why batches of a data set are not made on the device, or None.
 
     free_bytes: of the device's memory, after the tables.
     """
     model, features = config.model, dataset.features
-    if dataset.world_size > 1:
-        return "there are several processes"
-    if config.loader.num_workers != 0:
-        return f"--num_workers is {config.loader.num_workers}"
-    if config.stream.stream:
-        return "a stream grows"
-    if config.training.pipeline == "sparse_dist":
-        return "--pipeline is sparse_dist"
-    if config.tables.storage == UVM_CACHING:
-        return f"--storage is {UVM_CACHING}"
+    if (reason := _why_not_by_flags(config, dataset.world_size)) is not None:
+        return reason
     if any(table.feature.is_dynamic for table in dataset.tables):
         return "tables are dynamic"
     if model.reads_order or model.learns_history_weights:
