@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -25,6 +26,7 @@ from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
+from recsuite.models.layers import padded_means
 from recsuite.models.tasks import ModelMaker
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding import plan
@@ -40,7 +42,7 @@ from recsuite.sharding.table_rules import (
     TableRule,
     check_rule,
 )
-from recsuite.sharding.torchrec_tables import CheckedFeatures, OneRankTables
+from recsuite.sharding.torchrec_tables import CheckedFeatures, JoinedGradient, OneRankTables, _Parts
 from recsuite.training.progress import Progress
 from recsuite.training.state import build_train_state
 from recsuite.training.steps import BatchFeed
@@ -172,6 +174,30 @@ def test_one_rank_finds_features_in_the_order_of_its_lookup_and_sends_that_order
             assert made.call_count == (1 if first == 10 else 0)
     # Each call says anew whether ids are to be checked.
     assert [kernel.modes for kernel, *_ in kernels] == [[mode, mode]] * len(groups)
+
+
+@pytest.mark.parametrize("uses", [1, 2])
+def test_the_gradient_of_a_padded_list_is_written_where_those_of_all_features_are(uses: int) -> None:
+    sizes, counts = [4, 4, 12, 4, 8], torch.tensor([0, 1, 2, 2])
+    held, target = torch.randn(sum(sizes), 3), torch.randn(4, 3)
+
+    def gradient(parts: Sequence[torch.Tensor], memory: Callable[[int], Any], rows: torch.Tensor) -> Any:
+        total = parts[0] * parts[1] + parts[3]
+        for factor in range(1, uses + 1):
+            weights = torch.arange(12.0) * factor
+            total = total + padded_means(parts[2], counts, weights, memory(2))
+        total = total + padded_means(parts[4], counts, None, memory(4))
+        return torch.autograd.grad((total * target).sum(), rows)[0]
+
+    plain, rows = held.clone().requires_grad_(), held.clone().requires_grad_()
+    joined = JoinedGradient(rows, sizes)
+    parts = _Parts.apply(rows, sizes, joined)
+    with mock.patch.object(torch, "cat", wraps=torch.cat) as copies:
+        found = gradient(parts, lambda index: functools.partial(joined.memory_of, index), rows)
+    assert torch.equal(found, gradient(plain.split(sizes), lambda index: None, plain))
+    # The gradient of a list that is used twice is a sum.
+    copied = [[len(part) for part in call.args[0]] for call in copies.call_args_list]
+    assert copied == ([[4, 4], [4]] if uses == 1 else [[4, 4, 12, 4]])
 
 
 def test_rows_that_fbgemm_returns_as_zeros_on_a_gpu_are_refused_there(context: RuntimeContext) -> None:

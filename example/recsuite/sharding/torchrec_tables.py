@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -243,10 +245,12 @@ class CheckedFeatures(KeyedJaggedTensor):
 class RowsOfFeature:
     """Rows of a feature, a `LookedUp`; TorchRec's class makes a dozen calls for each."""
 
-    __slots__ = ("_counts", "_rows")
+    __slots__ = ("_counts", "_rows", "gradient_memory")
 
-    def __init__(self, rows: torch.Tensor, counts: torch.Tensor) -> None:
-        self._rows, self._counts = rows, counts
+    def __init__(
+        self, rows: torch.Tensor, counts: torch.Tensor, memory: Callable[[], torch.Tensor | None]
+    ) -> None:
+        self._rows, self._counts, self.gradient_memory = rows, counts, memory
 
     def values(self) -> torch.Tensor:
         """Return the rows, float32 [V, D]."""
@@ -255,6 +259,64 @@ class RowsOfFeature:
     def lengths(self) -> torch.Tensor:
         """Return the number of values of each event, [B]."""
         return self._counts
+
+
+class JoinedGradient:
+    """Gradient of the rows of all features, [V, D], of which a backward may write the part of a feature.
+
+    Otherwise the gradient of a list is written once, and copied once. rows: those of all features, [V, D];
+    sizes: number of rows of each feature.
+    """
+
+    def __init__(self, rows: torch.Tensor, sizes: Sequence[int]) -> None:
+        self._rows, self._sizes = rows.detach(), sizes
+        self._all: torch.Tensor | None = None
+        # Memory by the index of the feature.
+        self._given: dict[int, torch.Tensor] = {}
+
+    def memory_of(self, index: int) -> torch.Tensor | None:
+        """Return the memory for the gradient of a feature; None after the first time in a backward."""
+        if index in self._given:
+            return None
+        if self._all is None:
+            self._all = torch.empty_like(self._rows)
+        self._given[index] = self._all.split(self._sizes)[index]
+        return self._given[index]
+
+    def joined(self, gradients: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Return the gradients of all features in one tensor, and end the backward."""
+        everything, given = self._all, self._given
+        self._all, self._given = None, {}
+        if everything is None:
+            return torch.cat(gradients)
+        # A feature that was used twice has another gradient than the part that was written.
+        is_there = [
+            index in given and given[index].data_ptr() == gradient.data_ptr()
+            for index, gradient in enumerate(gradients)
+        ]
+        end = 0
+        for is_written, run in groupby(zip(is_there, gradients, strict=True), itemgetter(0)):
+            # Neighbours are copied by one kernel.
+            copied = [gradient for _, gradient in run]
+            begin, end = end, end + sum(map(len, copied))
+            if not is_written:
+                torch.cat(copied, out=everything[begin:end])
+        return everything
+
+
+class _Parts(torch.autograd.Function):
+    """Rows of each feature, as views; the gradients are joined."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, sizes: Sequence[int], joined: JoinedGradient
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.joined = joined
+        return rows.split(sizes)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.joined.joined(gradients), None, None
 
 
 class OneRankTables(ShardedEmbeddingCollection):
@@ -293,9 +355,13 @@ class OneRankTables(ShardedEmbeddingCollection):
             rows = self._rows_of(features, is_checked)
         if self.post_lookup_tracker_fn is not None:
             self.post_lookup_tracker_fn(features, rows, self, None)
-        of_features = rows.split(features.length_per_key())
-        counts = features.lengths().view(len(wanted), -1)
-        return dict(zip(wanted, map(RowsOfFeature, of_features, counts.unbind()), strict=True))
+        sizes = features.length_per_key()
+        joined = JoinedGradient(rows, sizes)
+        parts, counts = _Parts.apply(rows, sizes, joined), features.lengths().view(len(wanted), -1).unbind()
+        return {
+            name: RowsOfFeature(parts[index], counts[index], partial(joined.memory_of, index))
+            for index, name in enumerate(wanted)
+        }
 
     def _rows_of(self, features: KeyedJaggedTensor, is_checked: bool) -> torch.Tensor:
         """Return the row of each id, [V, D]. is_checked: see `CheckedFeatures`."""

@@ -127,7 +127,7 @@ class TrainingStep:
         if self.graph is not None and (
             self._source is not batch.source or self._fixed != fixed_settings(self.model)
         ):
-            # A script has changed them.
+            # A stream has grown, or a script has changed a setting.
             self.close()
         if self.graph is None:
             if self._steps_left < FEWEST_STEPS and not self.is_required:
