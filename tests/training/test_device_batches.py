@@ -168,6 +168,13 @@ def test_a_batch_of_a_window_is_that_of_the_loader(
         check_equal(mine, other)
 
 
+def test_records_of_a_stream_that_has_learned_all_events_are_those_of_padding() -> None:
+    parts = {"features": (np.zeros((0, 3), np.int32), 7), "label": (np.zeros(0, np.float32), 0.5)}
+    found = device_batches.Records(parts, CPU).take(torch.zeros(2, dtype=torch.int32))
+    assert found["features"].tolist() == [[7] * 3] * 2
+    assert found["label"].tolist() == [[0.5]] * 2
+
+
 def test_each_batch_of_a_pass_has_the_same_shapes(config: Config) -> None:
     made = DeviceBatches(EventBatches(open_columns(config), config, rank=0, world_size=1), CPU)
     shapes = {

@@ -365,7 +365,7 @@ class OneRankTables(ShardedEmbeddingCollection):
 
     def _rows_of(self, features: KeyedJaggedTensor, is_checked: bool) -> torch.Tensor:
         """Return the row of each id, [V, D]. is_checked: see `CheckedFeatures`."""
-        ids, offsets, parts = features.values(), features.offsets(), []
+        ids, offsets, parts = features.values().long(), features.offsets(), []
         first, ends, stride = 0, features.offset_per_key(), features.stride()
         for kernel, number, check in self._kernels:
             kernel.bounds_check_mode_int = BoundsCheckMode.NONE.value if is_checked else check

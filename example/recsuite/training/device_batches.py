@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -127,7 +128,8 @@ class Records:
         self.fields: dict[str, tuple[int, int, torch.dtype]] = {}
         columns, begin = [], 0
         for name, (values, _) in parts.items():
-            columns.append(values.reshape(len(values), -1))
+            # With numbers: a stream that has learned all events has none.
+            columns.append(values.reshape(len(values), math.prod(values.shape[1:])))
             is_float = values.dtype == np.float32
             self.fields[name] = begin, columns[-1].shape[1], torch.float32 if is_float else torch.int32
             begin += columns[-1].shape[1]
