@@ -262,11 +262,12 @@ def padded_means(
     weights: factors of the rows, float32 [B * L], without a gradient; None for 1; memory: returns that of the
     gradient of the rows, None where the gradient shall have its own.
     """
+    counts = counts.unsqueeze(1)
     slots = torch.arange(len(rows) // len(counts), device=rows.device)
     factors = rows.new_ones(1) if weights is None else weights.detach().view(len(counts), -1)
-    factors = torch.where(slots < counts.unsqueeze(1), factors, 0.0)
+    factors = torch.where(slots < counts, factors, 0.0)
     sums: torch.Tensor = _PaddedSums.apply(rows, factors, memory)
-    return sums / counts.clamp(min=1).unsqueeze(1)
+    return sums / counts.clamp(min=1)
 
 
 def repeated(values: torch.Tensor, lengths: torch.Tensor, total: int) -> torch.Tensor:
