@@ -411,7 +411,7 @@ class Training:
         for line in describe_storage(self.train_state.tables):
             self.context.say(line)
         if self._lacks_captures:
-            self.context.say(f"no step was captured: {counted(WARM_UP_STEPS, 'step')} before it are eager")
+            self.context.say(f"no step was captured: the first {WARM_UP_STEPS} are eager")
         number = self.progress.epoch
         if self.windows is not None:
             overall, empty = Measured(self._overall(), self.stream.end), self.stream.num_empty
