@@ -157,7 +157,7 @@ class FeatureRows:
         factors = weight if isinstance(weight, torch.Tensor) else None
         # Other features have one row for each event, so the rows are the vectors already.
         if name in self.counts:
-            rows = padded_means(rows, self.counts[name], factors)
+            rows = padded_means(rows, self.counts[name], factors, getattr(looked_up, "gradient_memory", None))
         elif factors is not None or name in self.lists:
             factors_of_rows = torch.ones_like(rows[:, 0]) if factors is None else factors
             rows = means(rows, factors_of_rows, looked_up.lengths())
