@@ -322,8 +322,8 @@ def measure_workers(
     dataset = EventBatches(columns, config, context.rank, context.world_size)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
         is_made_there = context.device.type == "cuda" and config.loader.num_workers == 0
-        inputs = inputs_on_device(columns, config, context) if is_made_there else BatchFeed(loader)
         state = build_train_state(columns, config, context, make_model, make_loss(columns, config))
+        inputs = inputs_on_device(state, columns, config, context) if is_made_there else BatchFeed(loader)
         step = captured_step(state, context, not is_made_there)
         schedule = Schedule(columns.num_train, EPOCHS)
 
@@ -674,7 +674,7 @@ class HereAt:
         from recsuite.training.steps import Pass
 
         config = self.config.replaced(local_batch_size=batch_size)
-        inputs = inputs_on_device(self.columns, config, self.context)
+        inputs = inputs_on_device(self.state, self.columns, config, self.context)
         step = captured_step(self.state, self.context, kind == EAGER)
         schedule = Schedule(self.columns.num_train, EPOCHS)
         for epoch in itertools.count():
@@ -687,16 +687,19 @@ class HereAt:
                 self.state.loss = loss
 
 
-def inputs_on_device(columns: Columns, config: Config, context: RuntimeContext) -> Any:
-    """Return the batches of a training, made on the device."""
+def inputs_on_device(state: Any, columns: Columns, config: Config, context: RuntimeContext) -> Any:
+    """Return the batches of a training, made on the device as `recsuite.training.steps.place_batches` does."""
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
+    from recsuite.sharding.torchrec_tables import OneRankTables
     from recsuite.training.device_batches import DeviceBatches
     from recsuite.training.steps import BatchFeed
 
     dataset = EventBatches(columns, config, context.rank, context.world_size)
     inputs = BatchFeed(build_dataloader(dataset, EpochSampler(dataset), config))
-    inputs.on_device = DeviceBatches(dataset, context.device)
+    tables = [module for module in state.model.modules() if isinstance(module, OneRankTables)]
+    order = [name for module in tables for name in module.feature_names]
+    inputs.on_device = DeviceBatches(dataset, context.device, order)
     return inputs
 
 
