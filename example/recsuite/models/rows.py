@@ -168,7 +168,8 @@ class FeatureRows:
         factors = weight if isinstance(weight, torch.Tensor) else None
         # Other features have one row for each event, so the rows are the vectors already.
         if name in self.counts:
-            rows = padded_means(rows, self.counts[name], factors, len(looked_up.lengths()))
+            memory = getattr(looked_up, "gradient_memory", None)
+            rows = padded_means(rows, self.counts[name], factors, len(looked_up.lengths()), memory)
         elif factors is not None or name in self.lists:
             factors_of_rows = torch.ones_like(rows[:, 0]) if factors is None else factors
             rows = means(rows, factors_of_rows, looked_up.lengths())

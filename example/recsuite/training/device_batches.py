@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,16 +30,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.nn.functional import pad
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsuite.config.config import Config
 from recsuite.config.sections import UVM_CACHING
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.batching import MASKED_EVERY, history_prefix
 from recsuite.datasets.schema import ENTITIES, HISTORY, UNKNOWN_ROW, USER, Table
+from recsuite.errors import require
 from recsuite.models.inputs import Members
 from recsuite.models.rows import PaddedListError
 from recsuite.sharding.recommender import ModelInput
+from recsuite.sharding.torchrec_tables import CheckedFeatures
 from recsuite.time_buckets import NUM_TIME_BUCKETS
 from recsuite.training.device_negatives import BYTES_OF_PLACE, DeviceNegatives, marks_seen
 from recsuite.training.device_shuffles import shuffled
@@ -135,7 +137,8 @@ class Records:
         self.fields: dict[str, tuple[int, int, torch.dtype]] = {}
         columns, begin = [], 0
         for name, (values, _) in parts.items():
-            columns.append(values.reshape(len(values), -1))
+            # With numbers: a stream that has learned all events has none.
+            columns.append(values.reshape(len(values), math.prod(values.shape[1:])))
             is_float = values.dtype == np.float32
             self.fields[name] = begin, columns[-1].shape[1], torch.float32 if is_float else torch.int32
             begin += columns[-1].shape[1]
@@ -151,6 +154,11 @@ class Records:
             for values, (_, padding) in zip(columns, parts.values(), strict=True)
         ]
         self.values[number:] = torch.from_numpy(np.concatenate(last, axis=1)).to(device)
+
+    def column(self, name: str) -> torch.Tensor:
+        """Return a field of all records, int32 [n + 1, width]."""
+        begin, width, _ = self.fields[name]
+        return self.values[:, begin : begin + width]
 
     def take(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the fields of some records, [B, width] each; one kernel."""
@@ -231,6 +239,27 @@ class DeviceBatches:
         self.no_bits = torch.zeros(number, 0, dtype=torch.uint8, device=device)
         self.slots = torch.arange(max(slots.values()), dtype=torch.int32, device=device)
         self._masks: dict[Any, StepMasks] = {}
+        self._check_rows()
+
+    def _check_rows(self) -> None:
+        """Refuse rows that a table does not have: the lookup of a batch does not check them again."""
+        num_rows = {table.name: table.rows for table in self.dataset.tables}
+        records = (*self.entities, self.events)
+        singles = [column for each in records for column in each.column("features").unbind(1)]
+        held = [
+            *zip(self.single_names, singles, strict=True),
+            *((name, values) for name, (_, values, _) in self.lists.items()),
+            *((HISTORY, items[:, 0]) for items, _ in self.histories.values()),
+        ]
+        for name, values in held:
+            # A history without a table of its own has rows of the items' table.
+            number = num_rows[name] or num_rows[self.dataset.schema.item]
+            least, most = torch.stack(values.aminmax()).tolist()
+            require(
+                0 <= least <= most < number,
+                f"The prepared columns of {name} must have rows from 0 to {number - 1:,}, got {least:,} to "
+                f"{most:,}. Fix: give --rebuild, which makes them again",
+            )
 
     def _layout(self, slots: dict[str, int], num_drawn: int) -> KeyLayout:
         """Return the layout of batches with so many drawn items. slots: of each feature."""
@@ -253,10 +282,13 @@ class DeviceBatches:
         held += self.times.values()
         return sum(tensor.nbytes for tensor in held) + self.negatives.nbytes
 
-    def batches(self, split: str, epoch: int, first: int = 0) -> Iterator[DeviceInput]:
-        """Yield the batches of a pass over a split from event number `first` on."""
-        size, sizes = self.dataset.batch_size, self.dataset.step_sizes(split, first)
-        begin = self.dataset.positions_of(split).start + first
+    def batches(
+        self, split: str, epoch: int, first: int = 0, window: tuple[int, int] | None = None
+    ) -> Iterator[DeviceInput]:
+        """Yield the batches of a pass over a split, or a window of a stream, from event number `first` on."""
+        size, sizes = self.dataset.batch_size, self.dataset.step_sizes(split, first, window)
+        events = self.dataset.positions_of(split, window)
+        begin = self.dataset.first_event + events.start + first
         steps_at_once = max(1, EVENTS_AT_ONCE // size)
         order, nothing = self.slots, itertools.repeat(self.negatives.nothing)
         begins = range(first, first + sum(sizes), size)
@@ -265,18 +297,20 @@ class DeviceBatches:
             place = step % steps_at_once
             if place == 0:
                 numbers = range(first + step * size, first + sum(sizes[: step + steps_at_once]))
-                order = self._positions(split, epoch, numbers)
+                order = self._positions(split, epoch, events, numbers)
             positions = order[place * size : (place + 1) * size]
-            masks = self._masks_of(split == "train", (begin + step * size) % MASKED_EVERY, number)
+            # In a window the events of a small batch have the weights of those of a full one.
+            weight = size / number if window is None else 1.0
+            masks = self._masks_of(split == "train", (begin + step * size) % MASKED_EVERY, number, weight)
             yield DeviceInput(self, StepInputs(positions, masks, split, negatives))
 
-    def _masks_of(self, trains: bool, begin: int, number: int) -> StepMasks:
+    def _masks_of(self, trains: bool, begin: int, number: int, weight: float) -> StepMasks:
         """Return the masks of a step of events from `begin` on, as `EventBatches._mask_ids` counts them."""
-        key = trains, begin if trains else 0, number
+        key = trains, begin if trains else 0, number, weight
         if key not in self._masks:
             size = self.dataset.local_batch_size
             weights = np.zeros(size, np.float32)
-            weights[:number] = size / number
+            weights[:number] = weight
             hidden, hides_numbers = np.zeros((self.num_single, size), bool), np.zeros((size, 1), bool)
             if trains:
                 every = self.dataset.hidden_every
@@ -288,17 +322,17 @@ class DeviceBatches:
             self._masks[key] = StepMasks(*made)
         return self._masks[key]
 
-    def _positions(self, split: str, epoch: int, numbers: range) -> torch.Tensor:
+    def _positions(self, split: str, epoch: int, events: range, numbers: range) -> torch.Tensor:
         """Return the positions of events by their numbers in a pass, int32, and padding up to a batch."""
-        size, positions = self.dataset.batch_size, self.dataset.positions_of(split)
+        size = self.dataset.batch_size
         shape, padding = (-(-len(numbers) // size) * size,), len(self.events.values) - 1
         order = torch.full(shape, padding, dtype=torch.int32, device=self.device)
         for begin in range(numbers.start, numbers.stop, SHUFFLED_AT_ONCE):
             end = min(begin + SHUFFLED_AT_ONCE, numbers.stop)
             part = torch.arange(begin, end, device=self.device)
             if split == "train":
-                part = shuffled(part, len(positions), self.dataset.seed, epoch)
-            order[begin - numbers.start : end - numbers.start] = part + positions.start
+                part = shuffled(part, len(events), self.dataset.seed, epoch)
+            order[begin - numbers.start : end - numbers.start] = part + events.start
         return order
 
     def make(self, inputs: StepInputs) -> dict[str, Any]:
@@ -333,7 +367,7 @@ class DeviceBatches:
         if self.history_slots:
             parts[HISTORY], counts[HISTORY], members = self._histories(events, inputs)
         layout = self.layouts[before]
-        features = KeyedJaggedTensor(
+        features = CheckedFeatures(
             self.keys,
             torch.cat([parts[name] for name in self.keys]).long(),
             lengths=layout.lengths,
@@ -488,22 +522,43 @@ def _prefixes(dataset: EventBatches) -> list[str]:
     ]
 
 
+def why_on_host(config: Config, device: torch.device, world_size: int) -> str | None:
+    """Return the reason why any data have batches of the loader with these flags and ranks, or None."""
+    if device.type == "cpu":
+        return "there is no GPU"
+    if config.training.data_device == "cpu":
+        return "--data_device is cpu"
+    return _why_not_by_flags(config, world_size)
+
+
+def check_data_device(config: Config, reason: str | None) -> None:
+    """Refuse --data_device cuda for a reason, unless it is None."""
+    require(
+        config.training.data_device != "cuda" or reason is None,
+        f"--data_device cuda cannot be used, because {reason}; give auto or cpu",
+    )
+
+
+def _why_not_by_flags(config: Config, world_size: int) -> str | None:
+    if world_size > 1:
+        return "there are several processes"
+    if config.loader.num_workers != 0:
+        return f"--num_workers is {config.loader.num_workers}"
+    if config.training.pipeline == "sparse_dist":
+        return "--pipeline is sparse_dist"
+    if config.tables.storage == UVM_CACHING:
+        return f"--storage is {UVM_CACHING}"
+    return None
+
+
 def why_not_on_device(dataset: EventBatches, config: Config, free_bytes: int) -> str | None:
     """Return the reason why batches of a data set are not made on the device, or None.
 
     free_bytes: of the device's memory, after the tables.
     """
     model, features = config.model, dataset.features
-    if dataset.world_size > 1:
-        return "there are several processes"
-    if config.loader.num_workers != 0:
-        return f"--num_workers is {config.loader.num_workers}"
-    if config.stream.stream:
-        return "a stream grows"
-    if config.training.pipeline == "sparse_dist":
-        return "--pipeline is sparse_dist"
-    if config.tables.storage == UVM_CACHING:
-        return f"--storage is {UVM_CACHING}"
+    if (reason := _why_not_by_flags(config, dataset.world_size)) is not None:
+        return reason
     if any(table.feature.is_dynamic for table in dataset.tables):
         return "tables are dynamic"
     if model.reads_order:
