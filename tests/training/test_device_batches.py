@@ -26,7 +26,7 @@ from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.recommender import ModelInput
 from recsuite.sharding.torchrec_tables import CheckedFeatures
-from recsuite.training import device_batches
+from recsuite.training import device_batches, device_negatives
 from recsuite.training.device_batches import (
     DeviceBatches,
     DeviceInput,
@@ -223,11 +223,12 @@ def test_a_batch_is_that_of_the_loader(config: Config, split: str, epoch: int, f
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("kind", ["history", "learned"])
 def test_a_batch_of_a_window_is_that_of_the_loader(
-    small_folder: Path, context: RuntimeContext, split: str
+    small_folder: Path, context: RuntimeContext, split: str, kind: str
 ) -> None:
     # Also behind other windows, whose users in a batch are hidden at other places.
-    flags = {"stream": True, "window": "60d", "batch_size": 100, "history": 5}
+    flags = {**KINDS[kind], "stream": True, "window": "60d", "batch_size": 100}
     config, window = Config.of(data_path=str(small_folder), **flags), (1_003, 1_341)
     with reopen_data(config, context, trains=True) as opened:
         dataset = opened.loader.dataset
@@ -261,10 +262,19 @@ def test_each_batch_of_a_pass_has_the_same_shapes(config: Config) -> None:
 
 def test_a_pass_longer_than_one_block_is_the_same(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     made = DeviceBatches(EventBatches(open_columns(config), config, rank=0, world_size=1), CPU)
-    whole = [each.inputs.positions for each in made.batches("train", 1)]
+
+    def made_again() -> list[torch.Tensor]:
+        batches = list(made.batches("train", 1))
+        return [part for each in batches for part in (each.inputs.positions, each.inputs.negatives)] + [
+            each.seen_bits for each in batches
+        ]
+
+    whole = made_again()
     monkeypatch.setattr(device_batches, "EVENTS_AT_ONCE", 2 * made.dataset.batch_size + 1)
     monkeypatch.setattr(device_batches, "SHUFFLED_AT_ONCE", 77)
-    assert all(map(torch.equal, whole, (each.inputs.positions for each in made.batches("train", 1))))
+    monkeypatch.setattr(device_negatives, "DRAWN_AT_ONCE", 100)
+    monkeypatch.setattr(device_negatives, "PAIRS_AT_ONCE", 1)
+    assert all(map(torch.equal, whole, made_again()))
 
 
 @pytest.mark.parametrize("number", [1, 2, 1000, 4097, 2**31])
