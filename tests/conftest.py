@@ -211,26 +211,26 @@ def is_beside(path: Path) -> bool:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print which tests need --all."""
-    if is_of_the_core_alone(config):
+    if is_of_the_core_alone(config) and not config.getoption("smoke"):
         paths = ", ".join(BESIDE)
         terminalreporter.write_line(f"Not run without --all: in tests/ {paths}, and the marker beside")
-    if config.getoption("smoke"):
-        terminalreporter.write_line(smoke_line(terminalreporter))
-
-
-def smoke_line(reporter: pytest.TerminalReporter) -> str:
-    """Where ranks ran and over what they exchanged, and how many tests passed."""
-    reports = {how: reporter.stats.get(how, []) for how in ("passed", "failed", "error")}
-    places = {dict(report.user_properties).get("ranks") for each in reports.values() for report in each}
-    counts = ", ".join(f"{len(each)} {how}" for how, each in reports.items())
-    return f"smoke: {'; '.join(sorted(filter(None, places))) or 'no ranks'}: {counts}"
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a --smoke in which no test passed."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if session.config.getoption("smoke") and not (reporter and reporter.stats.get("passed")):
+    if session.config.getoption("smoke") and reporter and not reporter.stats.get("passed"):
         session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Print the last line of a --smoke: place of the ranks, their backend, and numbers of tests."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if config.getoption("smoke") and reporter:
+        reports = {how: reporter.stats.get(how, []) for how in ("passed", "failed", "error")}
+        places = {dict(report.user_properties).get("ranks") for each in reports.values() for report in each}
+        counts = ", ".join(f"{len(each)} {how}" for how, each in reports.items())
+        reporter.write_line(f"smoke: {'; '.join(sorted(filter(None, places))) or 'no ranks'}: {counts}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

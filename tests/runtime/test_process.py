@@ -7,13 +7,15 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from recsuite.config.config import Config
 from recsuite.errors import UserError
-from recsuite.runtime import host
+from recsuite.runtime import host, peers
 from recsuite.runtime import host as machine
 from recsuite.runtime import process as runtime
 from recsuite.runtime.host import allowed_cores, allowed_memory, shown_bytes
@@ -272,6 +274,28 @@ def test_gpus_are_not_shared_by_machines_or_over_an_unknown_backend(
     with pytest.raises(UserError, match=f"{runtime.SHARE_GPUS} must be nccl or gloo, got 1"):
         runtime.choose_device(launch_of(0, 3))
     assert gpus == []
+
+
+@pytest.mark.parametrize(
+    ("device", "shared", "backend"),
+    [
+        ("cpu", "nccl", "gloo"),
+        ("cuda:1", "", "nccl"),
+        ("cuda:1", "nccl", "nccl"),
+        ("cuda:1", "gloo", "cpu:gloo,cuda:gloo"),
+    ],
+)
+def test_ranks_exchange_over_nccl_on_gpus_after_the_heartbeats_deadline_and_else_over_gloo(
+    monkeypatch: pytest.MonkeyPatch, device: str, shared: str, backend: str
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **rest: given.update(rest, name=backend))
+    monkeypatch.setattr(runtime, "OWN_GROUP", [])
+    monkeypatch.setenv(runtime.SHARE_GPUS, shared)
+    runtime._init_process_group(launch_of(1, 2), torch.device(device), dist.HashStore(), 60)
+    is_nccl = backend == "nccl"
+    assert (given["name"], given["device_id"]) == (backend, torch.device(device) if is_nccl else None)
+    assert (given["timeout"].total_seconds() > 60 + peers.MARGIN_SECONDS) is is_nccl
 
 
 def test_an_error_in_work_done_once_per_node_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

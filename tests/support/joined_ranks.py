@@ -25,7 +25,7 @@ def main() -> None:
     is_gpu = context.device.type == "cuda"
     name = torch.cuda.get_device_name(context.device) if is_gpu else "CPU"
     devices = dict(all_gather_object(lambda: (str(context.device), name)))
-    found = {"backend": dist.get_backend(), "devices": devices, "world_size": context.world_size}
+    found = {"backend": dist.get_backend(), "devices": devices}
     cleanup_runtime()
     if context.rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(found))

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ import numpy as np
 import pytest
 
 from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.errors import counted
 from recsuite.runtime.process import SHARE_GPUS
 from tests.conftest import NUM_GPUS
 from tests.support.dump_ranks import CASES, KINDS, SEED, SIZES
@@ -52,7 +54,7 @@ TIMEOUT, LEFT = 20, 5
 
 
 class Site(NamedTuple):
-    """Where ranks run, what they exchange over, and the options of a launch there."""
+    """Place of the ranks, the backend that they exchange over, and the options of a launch there."""
 
     where: str
     backend: str
@@ -61,24 +63,21 @@ class Site(NamedTuple):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """What three ranks can exchange over, which a launch tries, so that all ranks of later ones agree."""
+    """Try which backend three ranks can exchange over, in a launch: so all ranks of later ones agree."""
     path = tmp_path_factory.mktemp("site") / "joined.json"
-    # A fork has no GPU.
-    on_gpus = [{"env": {**GPUS, SHARE_GPUS: backend}, "real": True} for backend in ("nccl", "gloo")]
-    faults = ""
-    for options in on_gpus if NUM_GPUS else [{}]:
+    for backend in ("nccl", "gloo") if NUM_GPUS else ("",):
+        # A fork has no GPU.
+        options = {"env": {**GPUS, SHARE_GPUS: backend}, "real": True} if backend else {}
         try:
             succeeded(torchrun(3, SUPPORT / "joined_ranks.py", path, timeout=DEADLINE, **options))
         except AssertionError as error:
-            faults += f"{error}\n"
+            warnings.warn(f"three ranks cannot exchange over {backend or 'gloo'}: {error}", stacklevel=1)
             continue
-        print(faults)
         joined = read_json(path)
-        assert len(joined["devices"]) == min(3, NUM_GPUS) or not NUM_GPUS
-        gpus = f"{NUM_GPUS} GPU ({', '.join({*joined['devices'].values()})})"
-        failed = " (nccl failed)" * bool(faults)
-        return Site(gpus if NUM_GPUS else "the CPU", joined["backend"] + failed, options)
-    raise AssertionError(faults)
+        names = ", ".join(sorted({*joined["devices"].values()}))
+        where = f"{counted(NUM_GPUS, 'GPU')} ({names})" if NUM_GPUS else "the CPU"
+        return Site(where, joined["backend"] + " (nccl failed)" * (backend == "gloo"), options)
+    raise AssertionError("three ranks cannot exchange; the warnings name the reasons")
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +105,7 @@ def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(launch: Launch, ratings: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    """What `ranks.py` evaluated and trained, by number of ranks."""
+    """Results of `ranks.py`, by number of ranks."""
     folder = tmp_path_factory.mktemp("ranks")
     for ranks in (1, 2, 3):
         launch(ranks, SUPPORT / "ranks.py", folder / f"{ranks}.json", ratings, 900)
