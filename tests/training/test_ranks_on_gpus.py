@@ -209,6 +209,7 @@ def test_a_rank_that_fails_ends_the_launch_and_is_named(
     with started(command, stderr=subprocess.STDOUT, **site.options) as process:
         # The ranks end with it, and with them the output.
         deadline = threading.Timer(DEADLINE * PATIENCE, process.kill)
+        deadline.daemon = True
         deadline.start()
         wait_for(process, MARK, 2)
         members = family(process.pid)
