@@ -1,7 +1,7 @@
 """Measure one GPU, in one command of less than nine minutes.
 
     python benchmarks/gpu.py --report FOLDER            FOLDER/gpu.json grows with each result
-    python benchmarks/gpu.py --only steps lookup        some sections; ranks, lookup and disk are in no other run
+    python benchmarks/gpu.py --only steps lookup        some sections, also ranks, lookup and disk
     python benchmarks/gpu.py --small                    the miniature, which runs on a CPU too
     python benchmarks/gpu.py --figures gpu.json --write results of another machine, into the documents
 
@@ -291,21 +291,6 @@ def _tests(result: Result) -> Iterator[Result]:
             # Not of a run that was cut off, or that skipped all of them.
             is_whole = "passed" in outcomes and any(each.get("status") == 0 for each in found)
             yield none(f"{title} that failed", failed or int(not is_whole))
-
-
-def none(name: str, number: int) -> Result:
-    """Bar of a number that should be 0."""
-    return bar(name, number, 0, str(number), "0", at_most=True)
-
-
-def _tests(result: Result) -> Iterator[Result]:
-    found = results(result, "tests")
-    outcomes = [each["outcome"] for each in found if "test" in each]
-    if found:
-        failed = sum(outcome in ("failed", "error") for outcome in outcomes)
-        # Not of a run that was cut off, or that skipped all of them.
-        is_whole = "passed" in outcomes and any(each.get("status") == 0 for each in found)
-        yield none("tests of a GPU that failed", failed or int(not is_whole))
 
 
 def _steps(result: Result) -> Iterator[Result]:
