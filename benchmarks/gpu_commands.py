@@ -34,20 +34,13 @@ def tests(settings: SectionSettings, emit: Emit) -> None:
     """Section "tests", of one rank on a GPU, or "ranks", of several; emit each outcome when it is known."""
     marked = re.compile(r"\b(multi_)?gpu\b")
     files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if marked.search(path.read_text())]
-    command = [
+    pytest = (
         sys.executable,
-        "-m",
-        "pytest",
-        "-v",
-        "-m",
+        *"-m pytest -v -p no:cacheprovider -p no:xdist -m".split(),
         MARKS[settings.part],
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-    ]
+    )
     with subprocess.Popen(
-        [*command, *map(str, files)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*pytest, *map(str, files)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
         last = ""
