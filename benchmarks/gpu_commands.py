@@ -36,7 +36,7 @@ def tests(settings: SectionSettings, emit: Emit) -> None:
     files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if marked.search(path.read_text())]
     pytest = (
         sys.executable,
-        *"-m pytest -v -p no:cacheprovider -p no:xdist -m".split(),
+        *["-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "no:xdist", "-m"],
         MARKS[settings.part],
     )
     with subprocess.Popen(
