@@ -130,7 +130,9 @@ def distinct_ids(features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, torch.
     """
     ids, stride, num_features = features.values(), features.stride(), len(features.keys())
     ends = features.offsets()[stride::stride].contiguous()
-    of_feature = torch.bucketize(torch.arange(len(ids), dtype=ends.dtype, device=ends.device), ends, right=True)
+    of_feature = torch.bucketize(
+        torch.arange(len(ids), dtype=ends.dtype, device=ends.device), ends, right=True
+    )
     # By feature, and by id within a feature: an id of 64 bits leaves no room for the feature in one key.
     order = ids.argsort(stable=True)
     order = order[of_feature[order].argsort(stable=True)]
