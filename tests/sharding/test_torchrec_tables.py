@@ -44,3 +44,18 @@ def test_an_id_is_requested_once_for_each_feature_that_has_it() -> None:
 def test_a_batch_without_ids_has_no_distinct_ones(lists: dict[str, list[list[int]]]) -> None:
     distinct, places = distinct_ids(features_of(lists))
     assert (len(distinct.values()), len(places), distinct.lengths().sum()) == (0, 0, 0)
+
+
+@pytest.mark.gpu
+def test_a_gpu_finds_the_distinct_ids_of_the_cpu() -> None:
+    generator = torch.Generator().manual_seed(0)
+    lists = {
+        name: [torch.randint(most, (number,), generator=generator).tolist() for number in range(100)]
+        for name, most in (("user", 5), ("history", 1_000))
+    }
+    features = features_of(lists)
+    expected, their_places = distinct_ids(features)
+    distinct, places = distinct_ids(features.to(torch.device("cuda")))
+    assert torch.equal(places.cpu(), their_places)
+    assert torch.equal(distinct.values().cpu(), expected.values())
+    assert torch.equal(distinct.lengths().cpu(), expected.lengths())
