@@ -21,7 +21,7 @@ def features_of(lists: dict[str, list[list[int]]]) -> KeyedJaggedTensor:
 
 
 def test_an_id_is_requested_once_for_each_feature_that_has_it() -> None:
-    lists = {
+    lists: dict[str, list[list[int]]] = {
         "user": [[7], [5], [7]],
         "none": [[], [], []],
         "history": [[5, LARGEST, 5], [], [UNKNOWN_ID, 5, -1, 7]],
@@ -49,7 +49,7 @@ def test_a_batch_without_ids_has_no_distinct_ones(lists: dict[str, list[list[int
 @pytest.mark.gpu
 def test_a_gpu_finds_the_distinct_ids_of_the_cpu() -> None:
     generator = torch.Generator().manual_seed(0)
-    lists = {
+    lists: dict[str, list[list[int]]] = {
         name: [torch.randint(most, (number,), generator=generator).tolist() for number in range(100)]
         for name, most in (("user", 5), ("history", 1_000))
     }
