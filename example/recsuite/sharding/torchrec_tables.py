@@ -158,8 +158,8 @@ def distinct_ids(features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, torch.
 class DistinctTables(ShardedEmbeddingCollection):
     """Sharded tables of a model, of which a rank requests a row once for all its ids of a batch.
 
-    FBGEMM has such a function too, which TorchRec calls. But it has none for a CPU, it requires ids in the
-    range of the rows, without a check, and it sends lengths of twice the bytes.
+    TorchRec's way is a kernel of FBGEMM that there is only for a GPU. Its ids must be rows of their table, which
+    dynamic ones are not, and others are mixed up before the bounds are checked. Its lengths have 8 bytes.
     """
 
     def _dedup_indices(self, ctx: Any, splits: list[KeyedJaggedTensor]) -> list[KeyedJaggedTensor]:
