@@ -158,8 +158,8 @@ def distinct_ids(features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, torch.
 class DistinctTables(ShardedEmbeddingCollection):
     """Sharded tables of a model, of which a rank requests a row once for all its ids of a batch.
 
-    TorchRec's way is a kernel of FBGEMM that there is only for a GPU. Its ids must be rows of their table, which
-    dynamic ones are not, and others are mixed up before the bounds are checked. Its lengths have 8 bytes.
+    TorchRec's way is a kernel of FBGEMM that exists only for a GPU. Its ids must be rows of their table.
+    Dynamic ids are not, and others are mixed up before the bounds are checked. Its lengths have 8 bytes.
     """
 
     def _dedup_indices(self, ctx: Any, splits: list[KeyedJaggedTensor]) -> list[KeyedJaggedTensor]:
