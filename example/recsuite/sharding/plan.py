@@ -43,7 +43,7 @@ from recsuite.errors import UserError, counted, require
 from recsuite.files import explained
 from recsuite.models.tasks import ModelMaker, widths_of
 from recsuite.runtime.host import allowed_memory, shown_bytes
-from recsuite.runtime.process import RuntimeContext
+from recsuite.runtime.process import RuntimeContext, num_local_devices
 from recsuite.sharding.cpu_tables import CpuTablesSharder
 from recsuite.sharding.data_parallel import FixedBuckets
 from recsuite.sharding.dynamic import DynamicSpec, DynamicTable, rows_per_rank
@@ -52,7 +52,11 @@ from recsuite.sharding.recommender import TrainableModel, make_head, make_model,
 from recsuite.sharding.storage import DiskStorage, RowsInHostMemory, TableRows
 from recsuite.sharding.table import EmbeddingTable, StaticTable
 from recsuite.sharding.table_rules import TableRule, check_rule
-from recsuite.sharding.torchrec_tables import OneRankTablesSharder, TorchRecTablesSharder
+from recsuite.sharding.torchrec_tables import (
+    DistinctTablesSharder,
+    OneRankTablesSharder,
+    TorchRecTablesSharder,
+)
 
 # Rows are drawn in blocks, so that a shard can be filled without drawing the whole table.
 INIT_BLOCK_ROWS = 4096
@@ -237,12 +241,11 @@ def make_sharder(
         )
         if cpu_tables != TrainingConfig.cpu_tables:
             context.say(f"--cpu_tables {cpu_tables} has no effect on a GPU")
+    # Distinct ids are for the exchange.
+    is_alone = context.world_size == 1
     if specs:
-        return TorchRecTablesSharder(fused_params, specs)
-    if context.world_size == 1:
-        return OneRankTablesSharder(fused_params)
-    # Distinct ids are for the exchange. FBGEMM has no CPU kernel that finds them.
-    return EmbeddingCollectionSharder(fused_params=fused_params, use_index_dedup=not is_cpu)
+        return TorchRecTablesSharder(fused_params, specs, is_alone)
+    return OneRankTablesSharder(fused_params) if is_alone else DistinctTablesSharder(fused_params)
 
 
 def make_plan(
@@ -364,7 +367,8 @@ def make_topology(
     share = 1 + [*rule.slots.values()].count(False)
     trainer = TrainerConfig(
         world_size=context.world_size,
-        local_world_size=context.local_world_size,
+        # By which TorchRec numbers the devices of tables.
+        local_world_size=num_local_devices(context),
         hbm_cap_bytes=hbm // share,
         ddr_cap_bytes=host_memory // share,
     )
@@ -382,6 +386,7 @@ def _room_per_rank(config: TablesConfig, context: RuntimeContext) -> int:
             return shutil.disk_usage(config.folder).free // context.local_world_size
     if context.device.type == "cuda":
         whole = torch.cuda.get_device_properties(context.device).total_memory
+        whole = whole * num_local_devices(context) // context.local_world_size
         return min(whole, size_of(config.memory_budget, "memory_budget") if config.memory_budget else whole)
     return allowed_memory() // context.local_world_size
 
