@@ -10,6 +10,7 @@ n: rows; D: numbers in a row.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -240,6 +241,12 @@ class StaticTable(EmbeddingTable):
     def load(self, source: RowSource, scale: float) -> int:
         self.rows.forget()
         source.fill_rows(self.name, self._held(), self.first)
+        weight = self._weight
+        # Rows that fp32 had divided by a small row scale.
+        if weight is not None and weight.dtype == torch.float16 and not math.isfinite(largest_of(weight)):
+            raise UserError(
+                f"Rows of the table {self.name} are beyond the range of --row_precision fp16. Fix: give fp32."
+            )
         return 0
 
     @override
