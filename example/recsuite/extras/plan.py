@@ -166,8 +166,8 @@ class Plan(NamedTuple):
     """Plan that fits.
 
     shardings: TorchRec's, by module and table; memory: bytes on each rank, float64 [ranks, TIERS]; held: of
-    the rows with their optimizer state in a checkpoint, float64 [ranks]; parts: the planner's milliseconds of a
-    step, float64 [ranks, PARTS].
+    the rows with their optimizer state in a checkpoint, float64 [ranks]; parts: the planner's milliseconds of
+    a step, float64 [ranks, PARTS].
     """
 
     shardings: list[dict[str, ParameterSharding]]
