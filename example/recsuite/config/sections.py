@@ -363,9 +363,9 @@ class TablesConfig(Section):
     )
     row_precision: str = flag(
         "fp32",
-        "Of the rows in memory: fp16 halves them, on a GPU with stochastic rounding, and on a CPU, with "
-        "--cpu_tables torchrec, to the nearest. Optimizer states, looked-up rows and checkpoints stay fp32. "
-        "--load takes its own flag. Dynamic tables have fp32.",
+        "Precision of the rows of tables: fp16 halves their bytes. A GPU rounds them stochastically, a CPU, "
+        "with --cpu_tables torchrec, to the nearest number. Looked-up rows, the state of the optimizer and "
+        "checkpoints stay fp32. --load takes its own flag. Not for dynamic tables.",
         choices=("fp32", "fp16"),
     )
     memory_budget: str = flag(
@@ -705,7 +705,7 @@ class TrainingConfig(Section):
     precision: str = flag(
         "fp32",
         "Of the products in the dense part: tf32 rounds their inputs to 10 bits on a GPU, bf16 computes the "
-        "dense part with 7 bits. Rows, weights and the loss stay fp32. --load takes its own flag, "
+        "dense part with 7 bits. Weights, looked-up rows and the loss stay fp32. --load takes its own flag, "
         "and serving has fp32.",
         choices=("fp32", "tf32", "bf16"),
     )
