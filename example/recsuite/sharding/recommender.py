@@ -368,7 +368,7 @@ def make_model(
     num_rows: of each table, by its name; loss: see `TrainableModel`.
     """
     lists = [table.name for table in columns.tables if table.feature.multi]
-    tables = config.tables
-    recommender = Recommender(num_rows, config.model.embedding_dim, head, lists, tables.weight_bytes)
+    dim, weight_bytes = config.model.embedding_dim, config.tables.weight_bytes
+    recommender = Recommender(num_rows, dim, head, lists, weight_bytes)
     recommender.is_bf16 = config.training.precision == "bf16"
     return TrainableModel(recommender, loss)

@@ -30,8 +30,8 @@ from typing_extensions import override
 from recsuite.errors import UserError
 from recsuite.sharding.storage import RowsOnDisk, TableRows
 
-# Values of n rows by the name of the slot: "weight", float32 [n, D]; the state of the optimizer by the names
-# of its rule, float32 [n] or [n, D]; and what tells which rows they are.
+# Values of n rows by the name of the slot: "weight", float32 or float16 [n, D]; the state of the optimizer by
+# the names of its rule, float32 [n] or [n, D]; and what tells which rows they are.
 RowSlots = dict[str, torch.Tensor]
 # Those of `IdCounters` since the beginning of the training.
 SINCE_BEGINNING = ("admitted", "evicted", "expired", "unplaced", "unadmitted")

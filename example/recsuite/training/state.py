@@ -140,7 +140,7 @@ def set_rates(optimizer: CombinedOptimizer, left: float, scale: float, step: int
             # FBGEMM takes the number from `iter` if `iter_cpu` is zero.
             kernel.iter.zero_()
         if kernel.weights_precision == SparseType.FP16 and not kernel.use_cpu:
-            # It rounds by this generator. A resumed training must draw the same numbers.
+            # FBGEMM draws from this generator to round rows. A resumed training must draw the same numbers.
             generator = torch.cuda.default_generators[torch.cuda.current_device()]
             generator.set_offset(step * OFFSETS_OF_STEP)
 
