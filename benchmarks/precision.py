@@ -52,6 +52,7 @@ def main() -> None:
     """Train, compare and show, and write if that is asked for."""
     parser = make_parser(__doc__)
     add_sets(parser, seeds=3)
+    parser.add_argument("--ratings", type=int, default=NUM_RATINGS, help="number of synthetic ratings")
     finish("precision", parser.parse_args(), measure, judge, render, PAGE)
 
 
@@ -60,7 +61,7 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
     runs = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_synthetic(folder / "synthetic", NUM_RATINGS, seed=0)
+        write_synthetic(folder / "synthetic", flags.ratings, seed=0)
         sets = [(task, data) for data in data_sets(flags, folder) for task in TASKS]
         for task, data in [*sets, ("ratings", folder / "synthetic")]:
             command = ("--data_path", data, "--cpu_tables", "torchrec", *TASKS[task])
