@@ -1,6 +1,6 @@
 """Compare --precision bf16 and --row_precision fp16 with fp32, by the validation of trainings.
 
-    python benchmarks/precision.py --real FOLDER [--write]      a folder of ml-latest-small: twenty minutes
+    python benchmarks/precision.py --real FOLDER [--write]      a folder of ml-latest-small: half an hour on two cores
 
 The trainings of a seed differ in nothing else. They have the tables of FBGEMM on a CPU, which rounds rows of
 16 bits to the nearest number; a GPU rounds them at random. Choices in the synthetic ratings tell nothing of
@@ -97,7 +97,7 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
             name = f"{each.data}, {each.task}, {way}"
             if each.metric == "rmse":
                 above = each.above(way)
-                bars.append(bar(f"{name}, RMSE above fp32", above, ABOVE, f"{above:+.4f}", f"{ABOVE}", True))
+                bars.append(bar(f"{name}, RMSE above fp32", above, ABOVE, f"{above:+.5f}", f"{ABOVE}", True))
             else:
                 over = mean(each.values[way]) / mean(each.values["fp32"])
                 bars.append(bar(f"{name}, NDCG@10 / fp32", over, LEAST, f"{over:.3f}", f"{LEAST}"))
@@ -110,7 +110,7 @@ def render(result: dict[str, Any]) -> str:
     for each in results_of(result):
         shown = "RMSE" if each.metric == "rmse" else "NDCG@10"
         cells = [spread(each.values[way]) for way in WAYS]
-        differences = [f"{each.above(way):+.4f}" for way in WAYS if way != "fp32"]
+        differences = [f"{each.above(way):+.5f}" for way in WAYS if way != "fp32"]
         lines.append([f"{each.data}, {each.task}, {shown}", *cells, *differences])
     heads = ["validation", *WAYS, *(f"{way} - fp32" for way in WAYS if way != "fp32")]
     return f"{table(heads, lines)}\n\n{result['seeds']} seeds; {origin(result, fbgemm=True)}."
