@@ -1,6 +1,6 @@
 """Compare --precision bf16 and --row_precision fp16 with fp32, by the validation of trainings.
 
-    python benchmarks/precision.py --real FOLDER [--write]      a folder of ml-latest-small: half an hour on two cores
+    python benchmarks/precision.py --real FOLDER [--write]      a folder of ml-latest-small: half an hour
 
 The trainings of a seed differ in nothing else. They have the tables of FBGEMM on a CPU, which rounds rows of
 16 bits to the nearest number; a GPU rounds them at random. Choices in the synthetic ratings tell nothing of
