@@ -42,6 +42,12 @@ from tests.support.launch import GPUS, SUPPORT, python, succeeded
 CPU = torch.device("cpu")
 RULES = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "RowWiseAdam")
 
+# With and without drawn negatives, which differ from step to step.
+RANKINGS: list[dict[str, Any]] = [
+    {"task": "ranking", "history": 5, "batch_size": 250},
+    {"task": "ranking", "history": 5, "history_weights": "learned", "negatives": 30, "batch_size": 300},
+]
+
 
 class Repeated:
     """Stand-in for a graph: it repeats the function. captured: functions so far, of all of them."""
@@ -132,6 +138,18 @@ def test_a_captured_training_has_the_bits_of_an_eager_one(
     eager, found = trained(opened, context), trained(opened, context, graph)
     assert all(map(torch.equal, eager, found))
     assert len(Repeated.captured) == captures
+
+
+@pytest.mark.parametrize("flags", RANKINGS)
+def test_a_captured_ranking_has_the_bits_of_an_eager_one(
+    small_folder: Path, context: RuntimeContext, flags: dict[str, Any]
+) -> None:
+    Repeated.captured = []
+    config = Config.of(data_path=str(small_folder), epochs=2, cpu_tables="torchrec", **flags)
+    with open_data(config, context) as data:
+        eager, captured = (trained((config, data), context, graph) for graph in (None, Repeated))
+    assert all(map(torch.equal, eager, captured))
+    assert len(Repeated.captured) == 1
 
 
 def test_other_settings_of_the_optimizer_are_captured_again(
@@ -348,7 +366,7 @@ def on_a_gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [*RULES, "stream", "rows of 16 bits"])
+@pytest.mark.parametrize("name", [*RULES, "stream", "rows of 16 bits", "ranking", "repeats"])
 def test_captured_steps_of_a_gpu_have_the_bits_of_eager_ones(on_a_gpu: dict[str, Any], name: str) -> None:
     eager, found = on_a_gpu[f"{name} off"], on_a_gpu[f"{name} auto"]
     assert found.pop("captured")

@@ -17,7 +17,7 @@ from recsuite.checkpoint.stream_state import reopen_data
 from recsuite.config.config import Config
 from recsuite.datasets import batching
 from recsuite.datasets.batches import EventBatches
-from recsuite.datasets.batching import Batch
+from recsuite.datasets.batching import Batch, HistoryArrays
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.opening import Data, open_data
 from recsuite.datasets.preparation.cache import open_columns
@@ -26,7 +26,7 @@ from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.recommender import ModelInput
 from recsuite.sharding.torchrec_tables import CheckedFeatures
-from recsuite.training import device_batches
+from recsuite.training import device_batches, device_negatives
 from recsuite.training.device_batches import (
     DeviceBatches,
     DeviceInput,
@@ -37,6 +37,8 @@ from recsuite.training.device_batches import (
 from recsuite.training.loop import Training
 
 CPU = torch.device("cpu")
+# Fields of `Batch` for the items of histories.
+OF_MEMBERS = HistoryArrays._fields
 # Labels, weights, dense numbers, lists, and features of all three entities; some of each are missing.
 SCHEMA = """
 [user]
@@ -69,11 +71,51 @@ kind = "list"
 column = "tags"
 separator = "|"
 """
+TYPES = """
+[user]
+column = "user"
+[item]
+column = "item"
+[label]
+kind = "clicks"
+[timestamp]
+column = "time"
+format = "unix"
+[events]
+type = "kind"
+target = "buy"
+context = ["view"]
+[features.price]
+of = "event"
+kind = "number"
+input = "dense"
+column = "price"
+[features.shop]
+of = "event"
+kind = "category"
+column = "shop"
+[features.clubs]
+of = "user"
+kind = "list"
+column = "clubs"
+separator = "|"
+[features.height]
+of = "user"
+kind = "number"
+input = "dense"
+column = "height"
+"""
+LEARNED = {"task": "ranking", "history": 5, "history_weights": "learned"}
 KINDS: dict[str, dict[str, Any]] = {
     "no history": {"history": 0},
     "history": {"history": 5},
     "days": {"split": "random", "day_feature": "user", "history": 30},
     "labels": {"task": "response", "split": "random", "batch_size": 48},
+    "ranking": {"task": "ranking", "history": 5, "batch_size": 300},
+    "learned": {**LEARNED, "negatives": 30},
+    "repeats": {**LEARNED, "negatives": 9, "seen": "allow", "day_feature": "user"},
+    "all items": {"task": "ranking", "history": 0, "negatives": 1000},
+    "event types": {**LEARNED, "negatives": 5, "batch_size": 40},
 }
 
 
@@ -100,33 +142,63 @@ def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def types_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with purchases, views that are only in histories, and features of users and events."""
+    folder, draw, number = tmp_path_factory.mktemp("types"), np.random.default_rng(1), 900
+    users = draw.integers(0, 30, number)
+    frame = pandas.DataFrame(
+        {
+            "user": users,
+            "item": draw.integers(0, 20, number),
+            "time": np.sort(draw.integers(0, 10**9, number)),
+            "kind": draw.choice(["buy", "view"], number),
+            "price": np.where(draw.random(number) < 0.2, np.nan, draw.random(number)),
+            "shop": draw.integers(0, 4, number),
+            "clubs": ["|".join(f"c{each}" for each in range(user % 4)) for user in users],
+            "height": 1.5 + 0.01 * users,
+        }
+    )
+    frame.to_csv(folder / "events.csv", index=False)
+    (folder / "schema.toml").write_text(TYPES)
+    return folder
+
+
 @pytest.fixture(params=KINDS)
-def config(request: pytest.FixtureRequest, small_folder: Path, own_folder: Path) -> Config:
-    folder = own_folder if request.param == "labels" else small_folder
+def config(
+    request: pytest.FixtureRequest, small_folder: Path, own_folder: Path, types_folder: Path
+) -> Config:
+    folder = {"labels": own_folder, "event types": types_folder}.get(request.param, small_folder)
     return Config.of(**{"data_path": str(folder), "batch_size": 250, **KINDS[request.param]})
 
 
-def jagged(batch: ModelInput) -> tuple[list[np.ndarray], np.ndarray]:
-    """The values of each feature and event, without unused slots; the labels of histories."""
-    size, lists, labels = len(batch.labels), [], batch.members.labels.numpy()
+def jagged(batch: ModelInput) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The values of each feature and row, without unused slots; the fields of items of histories."""
+    lists: list[np.ndarray] = []
+    members = [each.numpy() for each in batch.members]
     for name, values in batch.features.to_dict().items():
-        slots = values.values().view(size, -1).numpy()
-        counts = batch.counts.get(name)
-        taken = [slots.shape[1]] * size if counts is None else counts.tolist()
-        lists += [row[:count] for row, count in zip(slots, taken, strict=True)]
+        counts = batch.counts.get(name, values.lengths()).numpy()
+        taken = [(name, values.values().numpy(), lists)]
         if name == HISTORY:
-            rows = zip(labels.reshape(slots.shape), taken, strict=True)
-            labels = np.concatenate([row[:count] for row, count in rows])
-    return lists, labels
+            # Drawn items, which come first, have no slots.
+            lists += [np.zeros(0, np.int64)] * (len(values.lengths()) - len(counts))
+            of_members = [list[np.ndarray]() for _ in members]
+            taken += [("", each, into) for each, into in zip(members, of_members, strict=True) if len(each)]
+        for _, slots, into in taken:
+            into += [row[:count] for row, count in zip(slots.reshape(len(counts), -1), counts, strict=True)]
+        if name == HISTORY:
+            members = [np.concatenate([np.zeros(0, np.int32), *each]) for each in of_members]
+    return lists, members
 
 
 def check_equal(made: ModelInput, expected: Batch) -> None:
     """The same bits and types in every field."""
-    lists, labels = jagged(made)
+    lists, members = jagged(made)
     wanted = np.split(expected.values.numpy(), expected.lengths.numpy().cumsum())[:-1]
     assert all(map(np.array_equal, lists, wanted))
     assert len(lists) == len(wanted)
-    assert np.array_equal(labels, expected.history_labels.numpy())
+    for mine, other in zip(members, OF_MEMBERS, strict=True):
+        assert np.array_equal(mine, getattr(expected, other).numpy())
     for name in ("labels", "weights", "numbers", "seen_bits", "more_labels", "more_weights"):
         mine, other = getattr(made, name), getattr(expected, name)
         assert mine.dtype == other.dtype
@@ -135,7 +207,9 @@ def check_equal(made: ModelInput, expected: Batch) -> None:
     assert isinstance(made.features, CheckedFeatures)
 
 
-@pytest.mark.parametrize(("split", "epoch", "first"), [("train", 0, 0), ("train", 2, 150), ("test", 0, 0)])
+@pytest.mark.parametrize(
+    ("split", "epoch", "first"), [("train", 0, 0), ("train", 2, 150), ("validation", 0, 0), ("test", 0, 0)]
+)
 def test_a_batch_is_that_of_the_loader(config: Config, split: str, epoch: int, first: int) -> None:
     dataset = EventBatches(open_columns(config), config, rank=0, world_size=1)
     assert why_not_on_device(dataset, config, 2**40) is None
@@ -143,17 +217,18 @@ def test_a_batch_is_that_of_the_loader(config: Config, split: str, epoch: int, f
     sampler.split, sampler.epoch, sampler.first = split, epoch, first
     expected, made = list(build_dataloader(dataset, sampler, config)), DeviceBatches(dataset, CPU)
     batches = list(made.batches(split, epoch, first))
-    assert len(batches) == len(expected) > 1
+    assert len(batches) == len(expected) > (split == "train")
     for mine, other in zip(batches, expected, strict=True):
         check_equal(mine, other)
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("kind", ["history", "learned"])
 def test_a_batch_of_a_window_is_that_of_the_loader(
-    small_folder: Path, context: RuntimeContext, split: str
+    small_folder: Path, context: RuntimeContext, split: str, kind: str
 ) -> None:
     # Also behind other windows, whose users in a batch are hidden at other places.
-    flags = {"stream": True, "window": "60d", "batch_size": 100, "history": 5}
+    flags = {**KINDS[kind], "stream": True, "window": "60d", "batch_size": 100}
     config, window = Config.of(data_path=str(small_folder), **flags), (1_003, 1_341)
     with reopen_data(config, context, trains=True) as opened:
         dataset = opened.loader.dataset
@@ -177,20 +252,29 @@ def test_records_of_a_stream_that_has_learned_all_events_are_those_of_padding() 
 
 def test_each_batch_of_a_pass_has_the_same_shapes(config: Config) -> None:
     made = DeviceBatches(EventBatches(open_columns(config), config, rank=0, world_size=1), CPU)
-    shapes = {
-        (each.features.values().shape, each.members.labels.shape, each.labels.shape, each.numbers.shape)
-        for split in ("train", "test")
-        for each in made.batches(split, 0)
-    }
-    assert len(shapes) == 1
+    for split in ("train", "test"):
+        shapes = {
+            (*(each.shape for each in batch.members), batch.features.values().shape, batch.seen_bits.shape)
+            for batch in made.batches(split, 0)
+        }
+        assert len(shapes) == 1
 
 
 def test_a_pass_longer_than_one_block_is_the_same(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     made = DeviceBatches(EventBatches(open_columns(config), config, rank=0, world_size=1), CPU)
-    whole = [each.inputs.positions for each in made.batches("train", 1)]
+
+    def made_again() -> list[torch.Tensor]:
+        batches = list(made.batches("train", 1))
+        return [part for each in batches for part in (each.inputs.positions, each.inputs.negatives)] + [
+            each.seen_bits for each in batches
+        ]
+
+    whole = made_again()
     monkeypatch.setattr(device_batches, "EVENTS_AT_ONCE", 2 * made.dataset.batch_size + 1)
     monkeypatch.setattr(device_batches, "SHUFFLED_AT_ONCE", 77)
-    assert all(map(torch.equal, whole, (each.inputs.positions for each in made.batches("train", 1))))
+    monkeypatch.setattr(device_negatives, "DRAWN_AT_ONCE", 100)
+    monkeypatch.setattr(device_negatives, "PAIRS_AT_ONCE", 1)
+    assert all(map(torch.equal, whole, made_again()))
 
 
 @pytest.mark.parametrize("number", [1, 2, 1000, 4097, 2**31])
@@ -205,7 +289,6 @@ def test_an_order_is_that_of_the_loader(number: int) -> None:
     [
         ({"num_workers": 2}, "--num_workers is 2"),
         ({"task": "sequence"}, "order"),
-        ({"task": "ranking"}, "negatives"),
         ({"vocabulary": "dynamic"}, "dynamic"),
         ({"pipeline": "sparse_dist"}, "sparse_dist"),
     ],
@@ -253,21 +336,32 @@ def test_a_gpu_is_required_for_its_batches(data: tuple[Config, Data], context: R
         training.shard(make_model)
 
 
-def test_a_training_with_them_learns_the_same(data: tuple[Config, Data], context: RuntimeContext) -> None:
-    losses = []
-    for on_device in (False, True):
-        with Training(data[1], data[0], context) as training:
-            model = training.shard(make_model, make_loss(training.columns, training.config))
-            if on_device:
-                training.feed.on_device = DeviceBatches(data[1].loader.dataset, CPU)
-            for epoch in training.epochs():
-                for batch in epoch:
-                    assert isinstance(batch, DeviceInput) == on_device
-                    model.train_on(batch)
-                training.save(training.validate())
-            run = training.finish()
-        losses.append([*(epoch.train_loss for epoch in run.epochs), run.test["rmse"]])
-    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+TRAININGS: dict[str, dict[str, Any]] = {
+    "rating": {},
+    "ranking": {"task": "ranking", "history": 5, "negatives": 30},
+    "learned": {**LEARNED, "batch_size": 300},
+    "repeats": {**LEARNED, "negatives": 30, "seen": "allow"},
+}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_training_with_them_learns_the_same(small_folder: Path, context: RuntimeContext, name: str) -> None:
+    losses, flags = [], {"batch_size": 250, "epochs": 2, "cpu_tables": "torchrec", **TRAININGS[name]}
+    config = Config.of(data_path=str(small_folder), **flags)
+    with open_data(config, context) as data:
+        for on_device in (False, True):
+            with Training(data, config, context) as training:
+                model = training.shard(make_model, make_loss(training.columns, config))
+                if on_device:
+                    training.feed.on_device = DeviceBatches(data.loader.dataset, CPU)
+                for epoch in training.epochs():
+                    for batch in epoch:
+                        assert isinstance(batch, DeviceInput) == on_device
+                        model.train_on(batch)
+                    training.save(training.validate())
+                run = training.finish()
+            losses.append([*(epoch.train_loss for epoch in run.epochs), *run.test.values.values()])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5, nan_ok=True)
 
 
 def test_features_come_in_the_order_of_the_lookup(config: Config) -> None:

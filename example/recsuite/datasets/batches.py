@@ -165,7 +165,7 @@ class EventBatches:
         features.check()
         positions, read_positions = self._positions_of_step(request)
         events = features.events(positions, request.split)
-        if trains and self._hides_histories:
+        if trains and self.hides_histories:
             self._hide_histories(events, request)
         keys = features.find(events)
         negatives = self._negatives(request)
@@ -282,17 +282,18 @@ class EventBatches:
         return seen_bits
 
     @property
-    def _hides_histories(self) -> bool:
+    def hides_histories(self) -> bool:
         """True if events with a hidden user have no history: in a ranking whose events are in no order."""
         return bool(self.model.in_batch_negatives)
 
     @property
-    def _hidden_every(self) -> int:
-        return NEW_USER_EVERY if self._hides_histories else MASKED_EVERY
+    def hidden_every(self) -> int:
+        """Number of training events of which one has a hidden user."""
+        return NEW_USER_EVERY if self.hides_histories else MASKED_EVERY
 
     def _hidden_users(self, request: Request) -> slice:
         """Return the events of a step whose user is hidden."""
-        return slice(-self._place_of(request) % self._hidden_every, None, self._hidden_every)
+        return slice(-self._place_of(request) % self.hidden_every, None, self.hidden_every)
 
     def _place_of(self, request: Request) -> int:
         """Return the place of this rank's first event of a step, from the beginning of the pass or stream."""
@@ -313,7 +314,7 @@ class EventBatches:
         of_user = single[ENTITIES.index(USER)]
         of_user[self.user_place, self._hidden_users(request)] = UNKNOWN_ROW
         # Between the hidden users.
-        others = slice((self._hidden_every // 2 - self._place_of(request)) % MASKED_EVERY, None, MASKED_EVERY)
+        others = slice((self.hidden_every // 2 - self._place_of(request)) % MASKED_EVERY, None, MASKED_EVERY)
         for of_event in single[len(ENTITIES) :]:
             of_event[:, others] = UNKNOWN_ROW
         for of_event in numbers[len(ENTITIES) :]:

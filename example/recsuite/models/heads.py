@@ -303,7 +303,9 @@ class TwoTower(ProductHead):
             float32 [B, 2, D], alone if items of histories add nothing.
         """
         vectors = super().forward(rows, batch)
-        return vectors if self.own_items is None else WithOwn(vectors, self.own_items(batch.members))
+        if self.own_items is None:
+            return vectors
+        return WithOwn(vectors, self.own_items(batch.members, rows.used(HISTORY)))
 
     @override
     def predict(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
@@ -320,7 +322,7 @@ class TwoTower(ProductHead):
         vectors = super().user_vectors(rows, batch)
         if self.recency is not None:
             # After the scale: the weights are trained too, and their gradient includes it.
-            vectors = vectors + self.recency(*rows.jagged(HISTORY), batch.members)
+            vectors = vectors + self.recency(*rows.slots(HISTORY), batch.members, rows.used(HISTORY))
         factors = SCALE * vectors[:, 1:]
         if len(self.tower):
             factors = factors + self.tower(factors)
@@ -343,5 +345,8 @@ class TwoTower(ProductHead):
     @override
     def history_weights(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
         lengths = rows.found[HISTORY].lengths().to(torch.int64)
+        # Of padded histories the slots; the drawn items before the events have none.
+        counts = rows.counts.get(HISTORY, lengths)
         # The mean, times the root of the length, is the sum over the root.
-        return repeated(lengths.to(torch.float32).sqrt(), lengths, len(batch.history_labels))
+        roots = counts.to(torch.float32).sqrt()
+        return repeated(roots, lengths[-len(counts) :], len(batch.history_labels))

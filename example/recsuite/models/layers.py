@@ -254,20 +254,30 @@ def padded_means(
     rows: torch.Tensor,
     counts: torch.Tensor,
     weights: torch.Tensor | None,
+    num_lists: int,
     memory: Callable[[], torch.Tensor | None] | None = None,
 ) -> torch.Tensor:
-    """Return the mean of each list of rows, float32 [B, D], zero for an empty list.
+    """Return the mean of each list of rows, float32 [lists, D], zero for an empty list.
 
-    rows: of B lists of L slots each, float32 [B * L, D], of which the first `counts`, int32 [B], are used;
-    weights: factors of the rows, float32 [B * L], without a gradient; None for 1; memory: returns that of the
-    gradient of the rows, None where the gradient shall have its own.
+    rows: of the last B lists, of L slots each, float32 [B * L, D], of which the first `counts`, int32 [B],
+    are used; weights: factors of the rows, float32 [B * L], without a gradient; None for 1; num_lists: B, and
+    lists before them that have no slots; memory: returns that of the gradient of the rows, None where the
+    gradient shall have its own.
     """
-    counts = counts.unsqueeze(1)
-    slots = torch.arange(len(rows) // len(counts), device=rows.device)
     factors = rows.new_ones(1) if weights is None else weights.detach().view(len(counts), -1)
-    factors = torch.where(slots < counts, factors, 0.0)
+    factors = torch.where(used_slots(counts, len(rows)), factors, 0.0)
     sums: torch.Tensor = _PaddedSums.apply(rows, factors, memory)
-    return sums / counts.clamp(min=1)
+    means = sums / counts.unsqueeze(1).clamp(min=1)
+    without = num_lists - len(counts)
+    return nn.functional.pad(means, (0, 0, without, 0)) if without else means
+
+
+def used_slots(counts: torch.Tensor, total: int) -> torch.Tensor:
+    """Return a mask of the used slots of lists that are padded to one length, bool [B, slots].
+
+    counts: values of each list, int32 [B]; total: slots of all lists.
+    """
+    return torch.arange(total // len(counts), device=counts.device) < counts.unsqueeze(1)
 
 
 def repeated(values: torch.Tensor, lengths: torch.Tensor, total: int) -> torch.Tensor:
@@ -416,19 +426,45 @@ class OwnItems(nn.Module):
         self.types = nn.Parameter(torch.zeros(num_types))
         self.gaps = nn.Parameter(torch.zeros(num_types * NUM_TIME_BUCKETS))
 
-    def forward(self, members: Members) -> torch.Tensor:
-        """Return float32 [V]."""
+    def forward(self, members: Members, used: torch.Tensor | None = None) -> torch.Tensor:
+        """Return float32 [V], zero in an unused slot. used: see `Recency`."""
         gaps = typed_gaps(members, len(self.types))
-        of_types = self.types.index_select(0, gaps // NUM_TIME_BUCKETS)
-        return OWN_RATE * (of_types + self.gaps.index_select(0, gaps))
+        of_types = picked(self.types, gaps // NUM_TIME_BUCKETS, used)
+        added = OWN_RATE * (of_types + picked(self.gaps, gaps, used))
+        return added if used is None else torch.where(used, added, 0.0)
+
+
+def picked(weights: torch.Tensor, index: torch.Tensor, used: torch.Tensor | None) -> torch.Tensor:
+    """Return some of P learned weights, float32 [V]. index: int32 [V]; used: see `Recency`."""
+    return weights.index_select(0, index) if used is None else _Picked.apply(weights, index)
+
+
+class _Picked(torch.autograd.Function):
+    """`index_select`, whose gradient on a GPU has the same bits each time.
+
+    There an addition by an index is in no fixed order; many values of a few weights would also wait for each
+    other.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weights: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(index)
+        ctx.number = len(weights)
+        return weights.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (index,) = ctx.saved_tensors
+        numbers = torch.arange(ctx.number, dtype=index.dtype, device=index.device)
+        return gradient @ (index.unsqueeze(1) == numbers).to(gradient.dtype), None
 
 
 def typed_gaps(members: Members, num_types: int) -> torch.Tensor:
     """Return the time bucket of each item of a history among those of all types, int32 [V]."""
     if num_types == 1:
         return members.gaps
-    # The label is the position of the type, from 1 on.
-    return members.gaps + NUM_TIME_BUCKETS * (members.labels.int() - 1)
+    # The label is the position of the type, from 1 on, and 0 in an unused slot.
+    return members.gaps + NUM_TIME_BUCKETS * (members.labels.int() - 1).clamp(min=0)
 
 
 class Recency(nn.Module):
@@ -446,8 +482,18 @@ class Recency(nn.Module):
         self.num_types, self.rate = num_types, TYPE_RATE if num_types > 1 else 1.0
         self.gaps = nn.Parameter(torch.zeros(NUM_HALVES, num_types * NUM_TIME_BUCKETS))
 
-    def forward(self, rows: torch.Tensor, lengths: torch.Tensor, members: Members) -> torch.Tensor:
-        """Return float32 [B, D]. rows: of all histories, float32 [V, D]; lengths: of the histories, [B]."""
+    def forward(
+        self,
+        rows: torch.Tensor,
+        lengths: torch.Tensor,
+        members: Members,
+        used: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return float32 [B, D].
+
+        rows: of all histories, float32 [V, D]; lengths: of the histories, [B]; used: False in unused slots of
+        padded histories, bool [V]; None if there are none.
+        """
         lengths = lengths.to(torch.int64)
         distances = members.places.clamp(max=self.places.size(1) - 1)
         gaps = typed_gaps(members, self.num_types)
@@ -455,10 +501,18 @@ class Recency(nn.Module):
         weights, sums = [], []
         # Half by half: on a CPU a sum by an index takes many times as long for two-dimensional tensors.
         for of_place, of_gap in zip(self.places, self.gaps, strict=True):
-            weight = of_place.index_select(0, distances) + self.rate * of_gap.index_select(0, gaps)
+            weight = picked(of_place, distances, used) + self.rate * picked(of_gap, gaps, used)
             weights.append(weight.clamp(max=MOST_LOG_WEIGHT).exp())
-            sums.append(rows.new_zeros(lengths.size(0)).index_add(0, event, weights[-1]))
-        halves: torch.Tensor = _WeightedSums.apply(rows, torch.stack(weights), lengths)
-        scales = (torch.stack(sums, dim=1) + LEAST_SUM).rsqrt().unsqueeze(2)
+            if used is None:
+                sums.append(rows.new_zeros(lengths.size(0)).index_add(0, event, weights[-1]))
+        stacked = torch.stack(weights)
+        if used is None:
+            totals = torch.stack(sums, dim=1)
+        else:
+            stacked = torch.where(used, stacked, 0.0)
+            # In a fixed order on a GPU too, see `_Picked`.
+            totals = _WeightedSums.apply(rows.new_ones(rows.size(0), NUM_HALVES), stacked, lengths)
+        halves: torch.Tensor = _WeightedSums.apply(rows, stacked, lengths)
+        scales = (totals + LEAST_SUM).rsqrt().unsqueeze(2)
         width = rows.size(1) // NUM_HALVES
         return (halves.view(lengths.size(0), NUM_HALVES, width) * scales).flatten(1)

@@ -14,7 +14,7 @@ from torch.nn.functional import embedding_bag
 
 from recsuite.errors import require
 from recsuite.models.inputs import DistinctRows, LookedUp
-from recsuite.models.layers import means, padded_means, scaled
+from recsuite.models.layers import means, padded_means, scaled, used_slots
 
 # Weight of all values, or of each value, float32 [V].
 Weight = float | torch.Tensor
@@ -40,7 +40,8 @@ class FeatureRows:
         found: The looked-up rows by feature.
         scale: Factor of all rows, float32 [].
         lists: Features with lists; all others have one row for each event.
-        counts: Of the lists that are padded to one length, the number of values of each event, int32 [B].
+        counts: Of the lists that are padded to one length, the number of values of each event, int32 [B];
+            drawn items before the events have no slots in histories.
 
     Raises:
         UserError: From `sum` and `stack`, when rows have different widths.
@@ -105,8 +106,32 @@ class FeatureRows:
         self._check([name])
         if name in self.counts:
             raise PaddedListError(name)
+        return self.slots(name)
+
+    def slots(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `jagged`, with the unused slots of a list that is padded.
+
+        Args:
+            name: The feature.
+
+        Returns:
+            Rows, float32 [V, D], and lengths, int64 [B].
+        """
         looked_up = self.found[name]
         return scaled(looked_up.values(), self.scale), looked_up.lengths().to(torch.int64)
+
+    def used(self, name: str) -> torch.Tensor | None:
+        """Return which slots of a list are used, if it is padded.
+
+        Args:
+            name: The feature.
+
+        Returns:
+            bool [V], for the rows of `slots`, float32 [V, D]; None if all are used.
+        """
+        if name not in self.counts:
+            return None
+        return used_slots(self.counts[name], len(self.found[name].values())).view(-1)
 
     def sum(self, names: Sequence[str], weights: Mapping[str, Weight] | None = None) -> torch.Tensor:
         """Return the sum of the rows of features; a list adds the mean of its rows.
@@ -157,7 +182,8 @@ class FeatureRows:
         factors = weight if isinstance(weight, torch.Tensor) else None
         # Other features have one row for each event, so the rows are the vectors already.
         if name in self.counts:
-            rows = padded_means(rows, self.counts[name], factors, getattr(looked_up, "gradient_memory", None))
+            memory = getattr(looked_up, "gradient_memory", None)
+            rows = padded_means(rows, self.counts[name], factors, len(looked_up.lengths()), memory)
         elif factors is not None or name in self.lists:
             factors_of_rows = torch.ones_like(rows[:, 0]) if factors is None else factors
             rows = means(rows, factors_of_rows, looked_up.lengths())

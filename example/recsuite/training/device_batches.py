@@ -12,7 +12,10 @@ unknown row, which an optimizer with momentum then moves.
 A kernel of a small batch takes as long as its launch. So the columns of an event, a user or an item are in
 one record, and what changes only with the last batch of a pass is made outside of the step.
 
-B: events of a batch; F: features with one value.
+In training, rows of N drawn items come before those of the B events, see `datasets.batching.Batch`. They have
+no slots in histories.
+
+F: features with one value.
 """
 
 from __future__ import annotations
@@ -26,24 +29,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from recsuite.config.config import Config
 from recsuite.config.sections import UVM_CACHING
 from recsuite.datasets.batches import EventBatches
-from recsuite.datasets.batching import HALF, MASKED_EVERY, MULTIPLIERS, grid_of, history_prefix, keys_of
+from recsuite.datasets.batching import MASKED_EVERY, history_prefix
 from recsuite.datasets.schema import ENTITIES, HISTORY, UNKNOWN_ROW, USER, Table
 from recsuite.errors import require
 from recsuite.models.inputs import Members
 from recsuite.models.rows import PaddedListError
 from recsuite.sharding.recommender import ModelInput
 from recsuite.sharding.torchrec_tables import CheckedFeatures
+from recsuite.time_buckets import NUM_TIME_BUCKETS
+from recsuite.training.device_negatives import BYTES_OF_PLACE, DeviceNegatives, marks_seen
+from recsuite.training.device_shuffles import shuffled
 from recsuite.training.state import ShardedModel
 
 # Events whose order is computed at once. Their positions take 256 MiB, and the computation some times that.
 EVENTS_AT_ONCE = 2**26
 SHUFFLED_AT_ONCE = RECORDS_AT_ONCE = 2**22
-# Numbers of 32 bits are computed in 64, of which only these count.
-LOW_BITS = 0xFFFFFFFF
 # Share of the device's free memory that columns may take.
 MOST_OF_MEMORY = 0.5
 # Slots for each value of a list, on average, above which padding costs more than it is worth.
@@ -68,16 +73,20 @@ class StepMasks(NamedTuple):
 class StepInputs:
     """Input of a step, from which all of its batch is made.
 
-    positions: of the events in the columns, int32 [B]; split: of the events.
+    positions: of the events in the columns, int32 [B]; split: of the events; negatives: positions of the
+    drawn items, int32 [N].
     """
 
     positions: torch.Tensor
     masks: StepMasks
     split: str
+    negatives: torch.Tensor
 
     def copy_(self, source: StepInputs, before: StepInputs) -> None:
         """Copy the input of a step of the same split into these tensors; before: the one copied last."""
         self.positions.copy_(source.positions)
+        if len(self.negatives):
+            self.negatives.copy_(source.negatives)
         if source.masks is not before.masks:
             for mine, other in zip(self.masks, source.masks, strict=True):
                 mine.copy_(other)
@@ -85,7 +94,7 @@ class StepInputs:
     def clone(self) -> StepInputs:
         """Return a copy with tensors of its own."""
         masks = StepMasks(*(mask.clone() for mask in self.masks))
-        return StepInputs(self.positions.clone(), masks, self.split)
+        return StepInputs(self.positions.clone(), masks, self.split, self.negatives.clone())
 
 
 class DeviceInput(ModelInput):
@@ -160,6 +169,15 @@ class Records:
         }
 
 
+class KeyLayout(NamedTuple):
+    """Shape of the features of a batch, see `KeyedJaggedTensor`: numbers of the host, and int32 tensors."""
+
+    lengths: torch.Tensor
+    offsets: torch.Tensor
+    sizes: list[int]
+    ends: list[int]
+
+
 class DeviceBatches:
     """Batches of an `EventBatches` of one rank, made on a device. Copies the columns that they need.
 
@@ -173,7 +191,8 @@ class DeviceBatches:
         self.dataset, self.device = dataset, device
         column, tables = dataset.features.column, dataset.tables
         has_histories = any(table.name == HISTORY for table in tables)
-        self.events = Records(_event_parts(dataset, has_histories), device)
+        self.negatives = DeviceNegatives(dataset, device)
+        self.events = Records(_event_parts(dataset, has_histories or self.negatives.marks_seen), device)
         names = [table.name for table in tables]
         self.entities: list[Records] = []
         # Of features with lists: entity, values and slots.
@@ -192,11 +211,12 @@ class DeviceBatches:
                 self.lists[table.name] = entity, held, table.longest
             self.entities.append(Records(parts, device))
         singles = [records.fields["features"][1] for records in (*self.entities, self.events)]
-        self.num_single, self.first_of_event = sum(singles), sum(singles[:-1])
+        self.num_single, self.first_of_event, self.num_of_users = sum(singles), sum(singles[:-1]), singles[0]
         self.single_names = names[: self.num_single]
         slots = dict.fromkeys(self.single_names, 1)
         slots |= {name: longest for name, (_, _, longest) in self.lists.items()}
         self.histories: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.times: dict[str, torch.Tensor] = {}
         self.history_slots = 0
         if has_histories:
             self.history_slots = slots[HISTORY] = max(1, tables[names.index(HISTORY)].longest)
@@ -207,13 +227,13 @@ class DeviceBatches:
             begins = np.zeros(len(self.entities[0].values), np.int32)
             begins[: len(offsets) - 1] = offsets[:-1]
             self.histories[prefix] = torch.from_numpy(items).to(device), torch.from_numpy(begins).to(device)
+        for name in _time_columns(dataset):
+            self.times[name] = torch.from_numpy(np.append(column(name), np.int64(0))).to(device)
+        # Seconds at which the time buckets after the first begin.
+        self.bounds = (1 << torch.arange(1, NUM_TIME_BUCKETS, device=device)) - 1
         self.keys = list(order or names)
         number = dataset.local_batch_size
-        self.sizes = [number * slots[name] for name in self.keys]
-        lengths = torch.tensor([slots[name] for name in self.keys], dtype=torch.int32, device=device)
-        self.lengths = lengths.repeat_interleave(number, output_size=number * len(slots))
-        self.offsets = torch.cat([self.lengths.new_zeros(1), self.lengths.cumsum(0)])
-        self.ends = [0, *np.cumsum(self.sizes).tolist()]
+        self.layouts = {drawn: self._layout(slots, drawn) for drawn in {0, self.negatives.number}}
         nothing = (torch.zeros(0, dtype=dtype, device=device) for dtype in OF_MEMBERS)
         self.no_members = Members(*nothing)
         self.no_bits = torch.zeros(number, 0, dtype=torch.uint8, device=device)
@@ -241,13 +261,26 @@ class DeviceBatches:
                 f"{most:,}. Fix: give --rebuild, which makes them again",
             )
 
+    def _layout(self, slots: dict[str, int], num_drawn: int) -> KeyLayout:
+        """Return the layout of batches with so many drawn items. slots: of each feature."""
+        number = self.dataset.local_batch_size
+        drawn = {name: num_drawn * (name != HISTORY) for name in self.keys}
+        lengths = [torch.zeros(num_drawn + number, dtype=torch.int32) for _ in self.keys]
+        for name, of_key in zip(self.keys, lengths, strict=True):
+            of_key[num_drawn - drawn[name] :] = slots[name]
+        sizes = [(drawn[name] + number) * slots[name] for name in self.keys]
+        all_lengths = torch.cat(lengths).to(self.device)
+        offsets = torch.cat([all_lengths.new_zeros(1), all_lengths.cumsum(0)])
+        return KeyLayout(all_lengths, offsets, sizes, [0, *np.cumsum(sizes).tolist()])
+
     @property
     def nbytes(self) -> int:
         """Bytes of the columns on the device."""
         held = [self.events.values, *(records.values for records in self.entities)]
         held += [values for _, values, _ in self.lists.values()]
         held += [tensor for both in self.histories.values() for tensor in both]
-        return sum(tensor.nbytes for tensor in held)
+        held += self.times.values()
+        return sum(tensor.nbytes for tensor in held) + self.negatives.nbytes
 
     def batches(
         self, split: str, epoch: int, first: int = 0, window: tuple[int, int] | None = None
@@ -257,8 +290,10 @@ class DeviceBatches:
         events = self.dataset.positions_of(split, window)
         begin = self.dataset.first_event + events.start + first
         steps_at_once = max(1, EVENTS_AT_ONCE // size)
-        order = self.slots
-        for step, number in enumerate(sizes):
+        order, nothing = self.slots, itertools.repeat(self.negatives.nothing)
+        begins = range(first, first + sum(sizes), size)
+        drawn = self.negatives.of_steps(epoch, begins) if split == "train" else nothing
+        for step, (number, negatives) in enumerate(zip(sizes, drawn, strict=False)):
             place = step % steps_at_once
             if place == 0:
                 numbers = range(first + step * size, first + sum(sizes[: step + steps_at_once]))
@@ -267,7 +302,7 @@ class DeviceBatches:
             # In a window the events of a small batch have the weights of those of a full one.
             weight = size / number if window is None else 1.0
             masks = self._masks_of(split == "train", (begin + step * size) % MASKED_EVERY, number, weight)
-            yield DeviceInput(self, StepInputs(positions, masks, split))
+            yield DeviceInput(self, StepInputs(positions, masks, split, negatives))
 
     def _masks_of(self, trains: bool, begin: int, number: int, weight: float) -> StepMasks:
         """Return the masks of a step of events from `begin` on, as `EventBatches._mask_ids` counts them."""
@@ -278,8 +313,9 @@ class DeviceBatches:
             weights[:number] = weight
             hidden, hides_numbers = np.zeros((self.num_single, size), bool), np.zeros((size, 1), bool)
             if trains:
-                hidden[self.dataset.user_place, -begin % MASKED_EVERY : number : MASKED_EVERY] = True
-                others = slice((MASKED_EVERY // 2 - begin) % MASKED_EVERY, number, MASKED_EVERY)
+                every = self.dataset.hidden_every
+                hidden[self.dataset.user_place, -begin % every : number : every] = True
+                others = slice((every // 2 - begin) % MASKED_EVERY, number, MASKED_EVERY)
                 hidden[self.first_of_event :, others] = True
                 hides_numbers[others] = True
             made = (torch.from_numpy(mask).to(self.device) for mask in (weights, hidden, hides_numbers))
@@ -301,16 +337,27 @@ class DeviceBatches:
 
     def make(self, inputs: StepInputs) -> dict[str, Any]:
         """Return the fields of a `ModelInput` for the input of a step. Waits for no kernel."""
-        trains, masks = inputs.split == "train", inputs.masks
-        of_events = self.events.take(inputs.positions)
-        entities = [of_events[entity].squeeze(1) for entity in ENTITIES]
+        trains, masks, drawn = inputs.split == "train", inputs.masks, inputs.negatives
+        events, before = self.events.take(inputs.positions), len(drawn)
+        entities = [events[entity].squeeze(1) for entity in ENTITIES]
+        users, items = entities
+        if before:
+            # As `EventFeatures.find_items` has them: with the first user.
+            entities = [pad(users, (before, 0)), torch.cat([drawn, items])]
         records = [held.take(rows) for held, rows in zip(self.entities, entities, strict=True)]
-        single = torch.cat([record["features"].t() for record in (*records, of_events)])
-        numbers = [record["numbers"] for record in (*records, of_events)]
+        own, own_numbers = events["features"].t(), events["numbers"]
+        if trains and own_numbers.numel():
+            own_numbers = own_numbers.masked_fill(masks.hides_numbers, float("nan"))
+        if before:
+            own = pad(own, (before, 0), value=UNKNOWN_ROW)
+            own_numbers = pad(own_numbers, (0, 0, before, 0), value=float("nan"))
+        single = torch.cat([*(record["features"].t() for record in records), own])
+        single[: self.num_of_users, :before] = UNKNOWN_ROW
         if trains:
-            single.masked_fill_(masks.hidden, UNKNOWN_ROW)
-            if numbers[-1].numel():
-                numbers[-1] = numbers[-1].masked_fill(masks.hides_numbers, float("nan"))
+            single[:, before:].masked_fill_(masks.hidden, UNKNOWN_ROW)
+            if self.dataset.hides_histories and f"{HISTORY}_last" in events:
+                hidden = masks.hidden[self.dataset.user_place].unsqueeze(1)
+                events[f"{HISTORY}_last"] = events[f"{HISTORY}_last"].masked_fill(hidden, -1)
         parts, counts = dict(zip(self.single_names, single, strict=True)), {}
         for name, (entity, values, slots) in self.lists.items():
             starts, lasts, lengths = records[entity][name].unbind(1)
@@ -318,24 +365,29 @@ class DeviceBatches:
             parts[name], counts[name] = values.index_select(0, slot_positions.view(-1)), lengths
         members = self.no_members
         if self.history_slots:
-            parts[HISTORY], labels, counts[HISTORY] = self._histories(of_events, entities[0], inputs.split)
-            members = members._replace(labels=labels)
+            parts[HISTORY], counts[HISTORY], members = self._histories(events, inputs)
+        layout = self.layouts[before]
         features = CheckedFeatures(
             self.keys,
             torch.cat([parts[name] for name in self.keys]).long(),
-            lengths=self.lengths,
-            offsets=self.offsets,
-            stride=len(inputs.positions),
-            length_per_key=self.sizes,
-            offset_per_key=self.ends,
+            lengths=layout.lengths,
+            offsets=layout.offsets,
+            stride=before + len(inputs.positions),
+            length_per_key=layout.sizes,
+            offset_per_key=layout.ends,
         )
-        labels, weights, more_labels, more_weights = self._labels(of_events, masks.weights, trains)
+        labels, weights, more_labels, more_weights = self._labels(events, masks.weights, trains)
+        if trains and self.negatives.marks_seen:
+            ends = events[f"{HISTORY}_last"].squeeze(1) + 1
+            seen_bits = self.negatives.seen_bits(users, items, ends, drawn)
+        else:
+            seen_bits = self.negatives.unseen(len(users), before)
         return {
             "features": features,
             "labels": labels,
             "weights": weights,
-            "numbers": torch.cat(numbers, dim=1),
-            "seen_bits": self.no_bits,
+            "numbers": torch.cat([*(record["numbers"] for record in records), own_numbers], dim=1),
+            "seen_bits": seen_bits,
             "members": members,
             "more_labels": more_labels,
             "more_weights": more_weights,
@@ -344,17 +396,29 @@ class DeviceBatches:
         }
 
     def _histories(
-        self, events: dict[str, torch.Tensor], users: torch.Tensor, split: str
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the items and labels of user histories, both [B * slots], and their lengths, int32 [B]."""
-        records, begins = self.histories[history_prefix(split)]
-        lasts = events[f"{HISTORY}_last"]
+        self, events: dict[str, torch.Tensor], inputs: StepInputs
+    ) -> tuple[torch.Tensor, torch.Tensor, Members]:
+        """Return the items of user histories, [B * slots], their lengths, int32 [B], and their other data."""
+        prefix, users = history_prefix(inputs.split), events[USER].squeeze(1)
+        records, begins = self.histories[prefix]
+        lasts, slots = events[f"{HISTORY}_last"], self.slots[: self.history_slots]
         starts = torch.maximum(begins.index_select(0, users).unsqueeze(1), lasts - (self.history_slots - 1))
-        positions = torch.minimum(starts + self.slots[: self.history_slots], lasts)
+        positions = torch.minimum(starts + slots, lasts)
         # Before the begin: the history is empty.
-        positions = torch.where(lasts < starts, len(records) - 1, positions)
-        items, labels = records.index_select(0, positions.view(-1)).unbind(1)
-        return items, labels.view(torch.float32), (lasts - starts + 1).squeeze(1)
+        positions = torch.where(lasts < starts, len(records) - 1, positions).view(-1)
+        items, labels = records.index_select(0, positions).unbind(1)
+        counts = (lasts - starts + 1).clamp(min=0)
+        members = self.no_members._replace(labels=labels.view(torch.float32))
+        if self.times:
+            times = self.times["time"].index_select(0, inputs.positions).unsqueeze(1)
+            ages = times - self.times[f"{prefix}{HISTORY}_time"].index_select(0, positions).view(
+                len(times), -1
+            )
+            gaps = torch.bucketize(ages, self.bounds, right=True, out_int32=True)
+            # Counted from the end of each list.
+            places = (counts - 1 - slots).clamp(min=0)
+            members = members._replace(places=places.view(-1), gaps=gaps.view(-1))
+        return items, counts.squeeze(1), members
 
     def _labels(
         self, events: dict[str, torch.Tensor], weights: torch.Tensor, trains: bool
@@ -378,7 +442,7 @@ class DeviceBatches:
 OF_MEMBERS = (torch.float32, *[torch.int32] * 4, torch.int64, torch.int32)
 
 
-def _event_parts(dataset: EventBatches, has_histories: bool) -> dict[str, tuple[np.ndarray, Any]]:
+def _event_parts(dataset: EventBatches, has_ends: bool) -> dict[str, tuple[np.ndarray, Any]]:
     """Return the fields of the records of events, and their values of padding."""
     rows = dataset.features.column("rows")
     # Those of padding are the last ones, behind all.
@@ -389,7 +453,7 @@ def _event_parts(dataset: EventBatches, has_histories: bool) -> dict[str, tuple[
     parts: dict[str, tuple[np.ndarray, Any]] = {}
     for name in rows.dtype.names or ():
         if name == f"{HISTORY}_end":
-            if has_histories:
+            if has_ends:
                 parts[f"{HISTORY}_last"] = rows[name] - np.int32(1), -1
         elif name != "lists":
             parts[name] = rows[name], last.get(name, 0)
@@ -403,31 +467,6 @@ def _list_parts(lists: np.ndarray, number: int) -> tuple[np.ndarray, Any]:
     lasts = begins + np.maximum(counts, 1) - 1
     # The loader pads a batch with one unknown value.
     return np.stack([begins, lasts, counts], axis=1).astype(np.int32), (number, number, 1)
-
-
-def shuffled(positions: torch.Tensor, number: int, *draws: int) -> torch.Tensor:
-    """Return `datasets.batching.shuffled` of positions on a device, int64 [n]. Waits for the device."""
-    shape, keys = grid_of(number), keys_of(*draws)
-    result = _permuted(positions, shape, keys)
-    while len(outside := (result >= number).nonzero().view(-1)):
-        result[outside] = _permuted(result[outside], shape, keys)
-    return result
-
-
-def _permuted(
-    positions: torch.Tensor, shape: tuple[np.uint32, np.uint32], keys: list[np.uint32]
-) -> torch.Tensor:
-    """Do one pass through the network, see `datasets.batching`, with numbers of 32 bits in 64."""
-    size, other_size = map(int, shape)
-    changed = positions // other_size
-    other = positions - changed * other_size
-    for key in keys:
-        hashed = ((other ^ int(key)) * int(MULTIPLIERS[0])) & LOW_BITS
-        hashed = ((hashed ^ (hashed >> 15)) * int(MULTIPLIERS[1])) & LOW_BITS
-        changed = changed + ((hashed >> int(HALF)) * size >> int(HALF))
-        changed = torch.where(changed >= size, changed - size, changed)
-        changed, other, size, other_size = other, changed, other_size, size
-    return other * int(shape[1]) + changed
 
 
 @torch.no_grad()
@@ -465,7 +504,14 @@ def _column_names(dataset: EventBatches) -> list[str]:
         f"{table.name}_values" for table in dataset.tables if table.feature.multi and table.name != HISTORY
     ]
     names += [f"{prefix}{HISTORY}{part}" for prefix in _prefixes(dataset) for part in ("", "_offsets")]
-    return names
+    return [*names, *_time_columns(dataset)]
+
+
+def _time_columns(dataset: EventBatches) -> list[str]:
+    """Return the names of the columns with times, for learned weights of histories."""
+    if not dataset.model.learns_history_weights:
+        return []
+    return ["time", *(f"{prefix}{HISTORY}_time" for prefix in _prefixes(dataset))]
 
 
 def _prefixes(dataset: EventBatches) -> list[str]:
@@ -515,16 +561,16 @@ def why_not_on_device(dataset: EventBatches, config: Config, free_bytes: int) ->
         return reason
     if any(table.feature.is_dynamic for table in dataset.tables):
         return "tables are dynamic"
-    if model.reads_order or model.learns_history_weights:
-        return "the model reads the order or the times of histories"
-    if model.in_batch_negatives or model.num_negatives(dataset.num_items):
-        return "the loss needs negatives"
+    if model.reads_order:
+        return "the model reads the order of histories"
     for table in dataset.tables:
         if table.feature.multi:
             mean = _mean_length(dataset, table)
             if table.longest > MOST_SLOTS * max(1.0, mean):
                 return f"a list of {table.name} has up to {table.longest} values, and {mean:.1f} on average"
     needed = sum(features.column(name).nbytes for name in _column_names(dataset))
+    if marks_seen(dataset):
+        needed += BYTES_OF_PLACE * len(features.column("seen"))
     if needed > MOST_OF_MEMORY * free_bytes:
         return f"columns of {needed / 1e6:,.0f} MB need more than half of the {free_bytes / 1e6:,.0f} MB left"
     return None
