@@ -135,7 +135,9 @@ def check_equal(made: ModelInput, expected: Batch) -> None:
     assert isinstance(made.features, CheckedFeatures)
 
 
-@pytest.mark.parametrize(("split", "epoch", "first"), [("train", 0, 0), ("train", 2, 150), ("test", 0, 0)])
+@pytest.mark.parametrize(
+    ("split", "epoch", "first"), [("train", 0, 0), ("train", 2, 150), ("test", 0, 0), ("catalogue", 0, 0)]
+)
 def test_a_batch_is_that_of_the_loader(config: Config, split: str, epoch: int, first: int) -> None:
     dataset = EventBatches(open_columns(config), config, rank=0, world_size=1)
     assert why_not_on_device(dataset, config, 2**40) is None

@@ -220,9 +220,13 @@ def highest(scores: torch.Tensor, positions: torch.Tensor, k: int) -> tuple[torc
     # `topk` is several times as fast as a sort of all, but takes any of the equal scores at its edge.
     if k < scores.shape[1]:
         is_high = scores >= scores.topk(k, dim=1).values[:, -1:]
-        if bool((is_high.sum(dim=1) == k).all()):
-            columns = is_high.nonzero()[:, 1].view(-1, k)
-            scores, positions = scores.gather(1, columns), positions.gather(1, columns)
+        # With equal scores at the edge, or NaN, only a sort finds the earlier ones.
+        rows = (is_high.sum(dim=1) != k).nonzero()
+        found = scores[rows.squeeze(1)].sort(dim=1, descending=True, stable=True).indices[:, :k]
+        is_high[rows.squeeze(1)] = False
+        is_high[rows, found] = True
+        columns = is_high.nonzero()[:, 1].view(-1, k)
+        scores, positions = scores.gather(1, columns), positions.gather(1, columns)
     order = scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
     return scores.gather(1, order), positions.gather(1, order)
 

@@ -29,9 +29,9 @@ import torch
 
 from recsuite.config.config import Config
 from recsuite.config.sections import UVM_CACHING
-from recsuite.datasets.batches import EventBatches
+from recsuite.datasets.batches import SPLITS, EventBatches
 from recsuite.datasets.batching import HALF, MASKED_EVERY, MULTIPLIERS, grid_of, history_prefix, keys_of
-from recsuite.datasets.schema import ENTITIES, HISTORY, UNKNOWN_ROW, USER, Table
+from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, UNKNOWN_ROW, USER, Table
 from recsuite.errors import require
 from recsuite.models.inputs import Members
 from recsuite.models.rows import PaddedListError
@@ -48,8 +48,6 @@ LOW_BITS = 0xFFFFFFFF
 MOST_OF_MEMORY = 0.5
 # Slots for each value of a list, on average, above which padding costs more than it is worth.
 MOST_SLOTS = 10
-# Splits whose batches are made here. The items of a catalogue are no events.
-SPLITS = ("train", "validation", "test")
 
 
 class StepMasks(NamedTuple):
@@ -68,7 +66,7 @@ class StepMasks(NamedTuple):
 class StepInputs:
     """Input of a step, from which all of its batch is made.
 
-    positions: of the events in the columns, int32 [B]; split: of the events.
+    positions: of the events in the columns, or of the items of a catalogue, int32 [B]; split: of the events.
     """
 
     positions: torch.Tensor
@@ -289,7 +287,8 @@ class DeviceBatches:
     def _positions(self, split: str, epoch: int, events: range, numbers: range) -> torch.Tensor:
         """Return the positions of events by their numbers in a pass, int32, and padding up to a batch."""
         size = self.dataset.batch_size
-        shape, padding = (-(-len(numbers) // size) * size,), len(self.events.values) - 1
+        last = self.entities[ENTITIES.index(ITEM)] if split == "catalogue" else self.events
+        shape, padding = (-(-len(numbers) // size) * size,), len(last.values) - 1
         order = torch.full(shape, padding, dtype=torch.int32, device=self.device)
         for begin in range(numbers.start, numbers.stop, SHUFFLED_AT_ONCE):
             end = min(begin + SHUFFLED_AT_ONCE, numbers.stop)
@@ -302,7 +301,7 @@ class DeviceBatches:
     def make(self, inputs: StepInputs) -> dict[str, Any]:
         """Return the fields of a `ModelInput` for the input of a step. Waits for no kernel."""
         trains, masks = inputs.split == "train", inputs.masks
-        of_events = self.events.take(inputs.positions)
+        of_events = self._events_of(inputs)
         entities = [of_events[entity].squeeze(1) for entity in ENTITIES]
         records = [held.take(rows) for held, rows in zip(self.entities, entities, strict=True)]
         single = torch.cat([record["features"].t() for record in (*records, of_events)])
@@ -342,6 +341,18 @@ class DeviceBatches:
             "share": None,
             "counts": counts,
         }
+
+    def _events_of(self, inputs: StepInputs) -> dict[str, torch.Tensor]:
+        """Return the fields of the events of a step, see `EventFeatures.events`."""
+        if inputs.split != "catalogue":
+            return self.events.take(inputs.positions)
+        # As events of the first user without features. The record of padding has zeros and no history.
+        events = self.events.take(torch.full_like(inputs.positions, len(self.events.values) - 1))
+        items, padding = inputs.positions.unsqueeze(1), len(self.entities[ENTITIES.index(ITEM)].values) - 1
+        is_item = items < padding
+        events[USER], events[ITEM] = events[USER].masked_fill(is_item, 0), items
+        events["numbers"] = events["numbers"].masked_fill(is_item, float("nan"))
+        return events
 
     def _histories(
         self, events: dict[str, torch.Tensor], users: torch.Tensor, split: str
