@@ -136,8 +136,9 @@ def score(flags: argparse.Namespace, model: ModelMaker) -> int:
             # Ranks may have different amounts of work left.
             group = dist.new_group(backend="gloo", timeout=LONGEST)
             batch = read_on_all(flags, model, context, group)
-            if line := batch.describe_inputs():
-                context.say(line)
+            for line in (batch.use(context.device), batch.describe_inputs()):
+                if line:
+                    context.say(line)
             mine = batch.job()
             job = all_gather_object(lambda: mine, group)[0]
             raise_on_all(lambda: check_same(job, mine))

@@ -53,7 +53,7 @@ from recsuite.training.steps import BatchFeed
 
 # Users times items to score at once, 32 MiB as float64; on a GPU more, since a small block takes as long as
 # the launch of its kernels.
-SCORES_AT_ONCE, SCORES_ON_GPU = 2**22, 2**26
+SCORES_AT_ONCE, SCORES_ON_GPU = 2**22, 2**25
 # For windows: a calibration would have to be that of earlier windows; without one there is no log loss.
 UNCALIBRATED = Calibration(float("nan"), float("nan"))
 
@@ -165,7 +165,8 @@ class PredictionEvaluator(Evaluator):
         predictions, labels = self.predict(model, "validation", epoch), self.labels["validation"]
         if len(labels) == 0:
             return Measured(self.task.no_metrics())
-        calibration = self._calibration(predictions, labels)
+        is_fitted = self.task.evaluation != "answers"
+        calibration = self._calibration(predictions, labels) if is_fitted else UNCALIBRATED
         measured = self._measure(model, predictions, labels, calibration, self.users.of["validation"])
         return self.users.described(measured, "validation")
 
@@ -174,7 +175,10 @@ class PredictionEvaluator(Evaluator):
         # Probabilities come from the calibration on the validation events.
         # Predicted again: the test uses the weights of the best epoch, and the last validation may have used
         # others.
-        calibration = self._calibration(self.predict(model, "validation", epoch), self.labels["validation"])
+        calibration = UNCALIBRATED
+        if self.task.evaluation != "answers":
+            validation = self.predict(model, "validation", epoch)
+            calibration = self._calibration(validation, self.labels["validation"])
         predictions = self.predict(model, "test", epoch)
         labels, users = self.labels["test"], self.users.of["test"]
 
@@ -329,7 +333,7 @@ def in_order(
 
 
 def _column_of(items: torch.Tensor, first: int, number: int) -> torch.Tensor:
-    """Return the columns of items in a block of `number` items from one on; `number` for others, int64 [n]."""
+    """Return the columns of items in a block of items from one on, int64 [n]; `number`, its size, for others."""
     columns = items.long() - first
     return columns.where((columns >= 0) & (columns < number), number)
 
@@ -346,9 +350,9 @@ def _add_to_lists(best: torch.Tensor, items: torch.Tensor, scores: torch.Tensor,
 class RankedCases:
     """Cases of a rank: the events of its batches of a split, each with the items that its user has seen.
 
-    items: positions of the chosen items, int64 [n], in the order of the batches; on the device. Seen items are those of the
+    items: positions of the chosen items, int64 [n], in the order of the batches. Seen items are those of the
     training events, and for the test also those of the validation events; none if the data allow such items,
-    see `Schema.seen`.
+    see `Schema.seen`. All tensors are on the device.
     """
 
     def __init__(self, columns: Columns, dataset: EventBatches, split: str, device: torch.device) -> None:
