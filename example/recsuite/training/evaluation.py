@@ -333,7 +333,7 @@ def in_order(
 
 
 def _column_of(items: torch.Tensor, first: int, number: int) -> torch.Tensor:
-    """Return the columns of items in a block of items from one on, int64 [n]; `number`, its size, for others."""
+    """Return the columns of items in a block of `number` from one on, int64 [n]; `number` for others."""
     columns = items.long() - first
     return columns.where((columns >= 0) & (columns < number), number)
 
