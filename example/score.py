@@ -6,8 +6,8 @@
     ./run.sh score --data_path shop --users all --in_stock stock --at_most brand=2 --output recs.parquet
 
 A file has the columns of ids that the data have, and is Parquet, CSV, Arrow or JSON lines. --output becomes a
-folder of Parquet files, which pandas, DuckDB or Spark read as one table. The scores are those of serve.py, on a
-GPU equal up to rounding. A run that was interrupted continues with the files that are missing.
+folder of Parquet files, which pandas, DuckDB or Spark read as one table. The scores are those of serve.py, on
+a GPU up to rounding. A run that was interrupted continues with the files that are missing.
 """
 
 from __future__ import annotations
