@@ -6,8 +6,8 @@
     ./run.sh score --data_path shop --users all --in_stock stock --at_most brand=2 --output recs.parquet
 
 A file has the columns of ids that the data have, and is Parquet, CSV, Arrow or JSON lines. --output becomes a
-folder of Parquet files, which pandas, DuckDB or Spark read as one table. The scores are those of serve.py. A
-run that was interrupted continues with the files that are missing.
+folder of Parquet files, which pandas, DuckDB or Spark read as one table. The scores are those of serve.py, on
+a GPU up to rounding. A run that was interrupted continues with the files that are missing.
 """
 
 from __future__ import annotations
@@ -136,8 +136,9 @@ def score(flags: argparse.Namespace, model: ModelMaker) -> int:
             # Ranks may have different amounts of work left.
             group = dist.new_group(backend="gloo", timeout=LONGEST)
             batch = read_on_all(flags, model, context, group)
-            if line := batch.describe_inputs():
-                context.say(line)
+            for line in (batch.use(context.device), batch.describe_inputs()):
+                if line:
+                    context.say(line)
             mine = batch.job()
             job = all_gather_object(lambda: mine, group)[0]
             raise_on_all(lambda: check_same(job, mine))

@@ -99,6 +99,30 @@ def test_a_fitted_link_finds_the_planted_one() -> None:
     assert (link.slope, link.intercept) == pytest.approx((2.5, -9), rel=0.02)
 
 
+@pytest.mark.parametrize("shift", [-9, -12])
+def test_a_fit_that_begins_with_a_sample_is_that_of_all_events(
+    monkeypatch: pytest.MonkeyPatch, shift: float
+) -> None:
+    draw = np.random.default_rng(4)
+    predictions = draw.normal(3.5, 0.5, 50_000).astype(np.float32)
+    liked, links = draw.random(50_000) < 1 / (1 + np.exp(-(2.5 * predictions + shift))), []
+    for sample in (50_000, 1000):
+        monkeypatch.setattr(metrics, "CALIBRATION_SAMPLE", sample)
+        links.append(fit_calibration(predictions, liked))
+    assert (links[1].slope, links[1].intercept) == pytest.approx((links[0].slope, links[0].intercept), 1e-9)
+
+
+def test_a_fit_does_not_depend_on_a_sample_that_misleads(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each second event is as predicted; only the others have errors.
+    predictions, number = np.linspace(-1, 1, 20_000), np.arange(20_000)
+    liked = (predictions > 0) ^ ((number % 2 == 1) & (number % 5 == 0))
+    links = []
+    for sample in (20_000, 10_000):
+        monkeypatch.setattr(metrics, "CALIBRATION_SAMPLE", sample)
+        links.append(fit_calibration(predictions, liked))
+    assert (links[1].slope, links[1].intercept) == pytest.approx((links[0].slope, links[0].intercept), 1e-9)
+
+
 def test_a_link_of_constant_predictions_gives_the_share_of_liked_ratings() -> None:
     link = fit_calibration(np.full(1000, 3.5001), np.arange(1000) < 250)
     # Another constant, as a mean of more ratings is, gives nearly the same.

@@ -33,6 +33,9 @@ CALIBRATION_RIDGE = 1e-3
 # A calibration is fitted to at least so many events, with at least so many of each answer: with fewer, the
 # log loss has no meaning.
 LEAST_CALIBRATED, LEAST_OF_EACH = 50, 5
+# With more events than this it begins with the fit to some of them, and ends when one of a few rounds changes
+# it by less than this share: the next change would be the square of it.
+CALIBRATION_SAMPLE, SAMPLED_ROUNDS, LEAST_CHANGE = 2**15, 6, 1e-6
 # Bootstrap of intervals: number of samples, and of those for the difference of two models; number of groups
 # of cases that are drawn together (all cases of a user are in one group).
 SAMPLES, PAIRED_SAMPLES, GROUPS = 200, 2_000, 512
@@ -158,23 +161,45 @@ def fit_calibration(predictions: np.ndarray, liked: np.ndarray) -> Calibration:
         return Calibration(float("nan"), float("nan"))
     mean, spread = (float(number(predictions, dtype=np.float64)) for number in (np.mean, np.std))
     spread = spread if spread > LEAST_SPREAD else 1.0
+    if len(liked) > CALIBRATION_SAMPLE:
+        few = slice(None, None, -(-len(liked) // CALIBRATION_SAMPLE))
+        sampled = fit_calibration(predictions[few], liked[few])
+        weights = np.array([sampled.slope * spread, sampled.intercept + sampled.slope * mean])
+        # Not from a sample with too few of one answer. After one that misleads, all rounds follow.
+        for _ in range(SAMPLED_ROUNDS if np.isfinite(weights).all() else 0):
+            change = _newton_change(weights, predictions, liked, mean, spread)
+            weights = weights - change
+            if np.abs(change).max() < LEAST_CHANGE * np.abs(weights).max():
+                return _unscaled(weights, mean, spread)
     weights, earlier = np.zeros(2), list[np.ndarray]()
     # Mostly after 7 rounds: then rounding gives weights of an earlier round again, and all others follow.
     while not (same := [place for place, one in enumerate(earlier) if (one == weights).all()]):
         earlier.append(weights)
         if len(earlier) > CALIBRATION_ROUNDS:
             break
-        gradient, curvature = CALIBRATION_RIDGE * weights, CALIBRATION_RIDGE * np.eye(2)
-        for part in _chunks(len(predictions)):
-            scaled = (predictions[part].astype(np.float64) - mean) / spread
-            inputs = np.stack([scaled, np.ones_like(scaled)])
-            # The logistic function in a form that does not overflow.
-            probability = (1 + np.tanh(weights @ inputs / 2)) / 2
-            gradient += inputs @ (probability - liked[part])
-            curvature += (inputs * (probability * (1 - probability))) @ inputs.T
-        weights = weights - np.linalg.solve(curvature, gradient)
+        weights = weights - _newton_change(weights, predictions, liked, mean, spread)
     if same:
         weights = earlier[same[0] + (CALIBRATION_ROUNDS - same[0]) % (len(earlier) - same[0])]
+    return _unscaled(weights, mean, spread)
+
+
+def _newton_change(
+    weights: np.ndarray, predictions: np.ndarray, liked: np.ndarray, mean: float, spread: float
+) -> np.ndarray:
+    """Return what a round of Newton's method subtracts from slope and intercept, float64 [2]."""
+    gradient, curvature = CALIBRATION_RIDGE * weights, CALIBRATION_RIDGE * np.eye(2)
+    for part in _chunks(len(predictions)):
+        scaled = (predictions[part].astype(np.float64) - mean) / spread
+        inputs = np.stack([scaled, np.ones_like(scaled)])
+        # The logistic function in a form that does not overflow.
+        probability = (1 + np.tanh(weights @ inputs / 2)) / 2
+        gradient += inputs @ (probability - liked[part])
+        curvature += (inputs * (probability * (1 - probability))) @ inputs.T
+    change: np.ndarray = np.linalg.solve(curvature, gradient)
+    return change
+
+
+def _unscaled(weights: np.ndarray, mean: float, spread: float) -> Calibration:
     slope = float(weights[0]) / spread
     return Calibration(slope, float(weights[1]) - slope * mean)
 
@@ -312,9 +337,11 @@ def _with_auc(
         for answer, others in enumerate(compared):
             is_mine = positive[part] == answer
             mine = scores[part][is_mine]
-            below = (others.searchsorted(mine, "left") + others.searchsorted(mine, "right")) / (
-                2 * len(others)
-            )
+            # Sorted first: a search for the next larger number reads what the last one has read.
+            order, below = mine.argsort(), np.empty(len(mine))
+            mine = mine[order]
+            twice = others.searchsorted(mine, "left") + others.searchsorted(mine, "right")
+            below[order] = twice / (2 * len(others))
             added = ((below if answer else 1 - below) - value) / numbers[answer]
             sums += np.bincount(cluster[is_mine], added, CLUSTERS)
     number = np.count_nonzero(sizes)

@@ -14,6 +14,7 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 import pytest
+import torch
 
 import score
 from example import make_model
@@ -157,6 +158,9 @@ def test_rules_are_those_of_a_request_from_any_number_of_ranks(stocked: ServedMo
     }
     pandas.testing.assert_frame_equal(parts[1], parts[2])
     pandas.testing.assert_frame_equal(parts[1], parts[3])
+    elsewhere = BatchScoring(stocked, None, 5, rules)
+    elsewhere.device = torch.device("cpu")
+    pandas.testing.assert_frame_equal(parts[1], write(elsewhere, tmp_path / "elsewhere"))
     of_users = excluded.groupby("user_id")["movie_id"].agg(list)
     wanted = stocked.recommend(
         users,
@@ -176,6 +180,34 @@ def test_rules_are_those_of_a_request_from_any_number_of_ranks(stocked: ServedMo
     assert "stock.csv has 2 unknown movies; " in line
     assert f"{len({*candidates}) - 2:,} of {len(movies):,} movies are candidates" in line
     assert "excludes 3,002 pairs, 1 unknown user, 1 unknown movie" in line
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rules", [None, ListRules(at_most={"genres": 2}, least_distance=0.02)])
+def test_a_gpu_finds_the_items_of_the_cpu(
+    stocked: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: ListRules | None
+) -> None:
+    monkeypatch.setattr(scoring, "BLOCK", 4096)
+    found = []
+    for device in ("cpu", "cuda"):
+        batch = BatchScoring(stocked, None, 5, rules)
+        assert ("GPU" in batch.use(torch.device(device))) == (device == "cuda")
+        found.append(write(batch, tmp_path / device))
+    on_cpu, on_gpu = found
+    assert np.abs(on_cpu["score"] - on_gpu["score"]).max() < 1e-5
+    # Rounding may swap items of nearly the same score.
+    assert (on_cpu["movie_id"] == on_gpu["movie_id"]).mean() > 0.99
+
+
+def test_a_device_is_used_for_lists_of_a_model_with_vectors_alone(model: ServedModel, tmp_path: Path) -> None:
+    pandas.DataFrame({"user_id": [1], "movie_id": [1]}).to_csv(tmp_path / "pairs.csv", index=False)
+    lists, pairs = BatchScoring(model, None, 5), BatchScoring(model, tmp_path / "pairs.csv", None)
+    gpu = torch.device("cuda")
+    assert "GPU" in lists.use(gpu)
+    assert "CPU" in pairs.use(gpu)
+    assert (lists.device, pairs.device) == (gpu, None)
+    again = BatchScoring(model, None, 5)
+    assert (again.use(torch.device("cpu")), again.device) == ("", None)
 
 
 def test_movies_in_stock_are_candidates_and_short_lists_are_counted(

@@ -49,6 +49,19 @@ def assert_best(found: Sequence[tuple[Any, float]], scores: dict[Any, float], k:
         assert score == pytest.approx(wanted, abs=1e-6)
 
 
+def test_of_equal_scores_the_earlier_items_are_the_highest() -> None:
+    draw = torch.Generator().manual_seed(0)
+    scores = torch.randint(0, 6, (50, 40), generator=draw).float()
+    scores[0], scores[1] = torch.arange(40.0), -torch.inf
+    scores[2, :7], scores[3, 5] = torch.nan, torch.nan
+    numbers = torch.arange(100, 140).expand_as(scores)
+    for k in (1, 5, 40, 60):
+        found, positions = retrieval.highest(scores, numbers, k)
+        order = scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
+        assert torch.equal(positions, order + 100)
+        assert torch.equal(found.nan_to_num(), scores.gather(1, order).nan_to_num())
+
+
 # --- recommend ----------------------------------------------------------------------------------------
 
 

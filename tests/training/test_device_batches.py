@@ -26,6 +26,7 @@ from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.recommender import ModelInput
 from recsuite.sharding.torchrec_tables import CheckedFeatures
+from recsuite.tools.script import report_test
 from recsuite.training import device_batches, device_negatives
 from recsuite.training.device_batches import (
     DeviceBatches,
@@ -34,7 +35,11 @@ from recsuite.training.device_batches import (
     why_not_on_device,
     why_not_padded,
 )
+from recsuite.training.evaluation import RankingEvaluator, make_evaluator
 from recsuite.training.loop import Training
+from recsuite.training.progress import Progress
+from recsuite.training.state import build_train_state
+from recsuite.training.steps import BatchFeed
 
 CPU = torch.device("cpu")
 # Fields of `Batch` for the items of histories.
@@ -110,7 +115,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "no history": {"history": 0},
     "history": {"history": 5},
     "days": {"split": "random", "day_feature": "user", "history": 30},
-    "labels": {"task": "response", "split": "random", "batch_size": 48},
+    "labels": {"task": "response", "split": "random", "batch_size": 16},
     "ranking": {"task": "ranking", "history": 5, "batch_size": 300},
     "learned": {**LEARNED, "negatives": 30},
     "repeats": {**LEARNED, "negatives": 9, "seen": "allow", "day_feature": "user"},
@@ -208,7 +213,8 @@ def check_equal(made: ModelInput, expected: Batch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("split", "epoch", "first"), [("train", 0, 0), ("train", 2, 150), ("validation", 0, 0), ("test", 0, 0)]
+    ("split", "epoch", "first"),
+    [("train", 0, 0), ("train", 2, 150), ("validation", 0, 0), ("test", 0, 0), ("catalogue", 0, 0)],
 )
 def test_a_batch_is_that_of_the_loader(config: Config, split: str, epoch: int, first: int) -> None:
     dataset = EventBatches(open_columns(config), config, rank=0, world_size=1)
@@ -362,6 +368,33 @@ def test_a_training_with_them_learns_the_same(small_folder: Path, context: Runti
                 run = training.finish()
             losses.append([*(epoch.train_loss for epoch in run.epochs), *run.test.values.values()])
     assert losses[1] == pytest.approx(losses[0], abs=1e-5, nan_ok=True)
+
+
+def test_load_makes_its_batches_as_a_training_does(
+    data: tuple[Config, Data], context: RuntimeContext
+) -> None:
+    config = data[0].replaced(data_device="cuda")
+    model = build_train_state(data[1].columns, config, context, make_model)
+    with pytest.raises(UserError, match="there is no GPU"):
+        report_test(model, Progress(), data[1], config, context)
+
+
+def test_items_are_ranked_the_same_with_them(small_folder: Path, context: RuntimeContext) -> None:
+    flags = {"task": "ranking", "history": 0, "batch_size": 50, "cpu_tables": "torchrec"}
+    config = Config.of(data_path=str(small_folder), **flags)
+    ranks = []
+    with open_data(config, context) as data:
+        for on_device in (False, True):
+            feed = BatchFeed(data.loader)
+            if on_device:
+                feed.on_device = DeviceBatches(data.loader.dataset, CPU)
+            model = build_train_state(data.columns, config, context, make_model).model
+            evaluator = make_evaluator(feed, data.columns, config, context)
+            assert isinstance(evaluator, RankingEvaluator)
+            ranks.append([evaluator.ranks(model, split, 0) for split in ("validation", "test")])
+    for plain, made in zip(*ranks, strict=True):
+        assert np.array_equal(plain, made)
+        assert len({*plain.tolist()}) > 10
 
 
 def test_features_come_in_the_order_of_the_lookup(config: Config) -> None:

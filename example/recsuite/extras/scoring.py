@@ -29,6 +29,7 @@ import pyarrow.compute
 import pyarrow.csv
 import pyarrow.dataset
 import pyarrow.parquet
+import torch
 
 from recsuite.checkpoint.format import digest_of_manifest
 from recsuite.datasets.schema import EVENT, ITEM, USER
@@ -36,6 +37,7 @@ from recsuite.datasets.tables.values import NO, YES
 from recsuite.errors import UserError, counted, printable
 from recsuite.files import digest_of, digest_of_bytes, explained, flush, held, remove, replacing
 from recsuite.metrics import spread_of
+from recsuite.models.heads import TwoSided
 from recsuite.runtime.console import say
 from recsuite.serving.request import check_caps, check_distance, check_k
 from recsuite.serving.served import ServedModel
@@ -101,6 +103,8 @@ class BatchScoring:
     ) -> None:
         self.model, self.path, self.k = model, path, k
         self.schema = model.snapshot.schema
+        # Where the items of users are found; None for the CPU.
+        self.device: torch.device | None = None
         if k is not None:
             check_k(k)
         # Names of features by their columns, which the file must have.
@@ -112,6 +116,17 @@ class BatchScoring:
         if path is not None:
             self._check_file(path)
         self.rules = None if rules in (None, ListRules()) else RulesOfModel(model, rules or ListRules())
+
+    def use(self, device: torch.device) -> str:
+        """Find the items of users on a device where that is possible; return in one line what it does."""
+        if device.type == "cpu":
+            return ""
+        if self.k is None:
+            return "scores of pairs are computed on the CPU"
+        if not isinstance(self.model.snapshot.head, TwoSided):
+            return "lists are made on the CPU: the model has no vectors"
+        self.device = device
+        return "lists are made on the GPU"
 
     @property
     def noun(self) -> str:
@@ -233,7 +248,7 @@ class BatchScoring:
             return self._with_scores(block, ids)
         users = ids[self.schema.user]
         rules = self.rules.arguments(users) if self.rules else {}
-        items, positions, scores = self.model.best(users, self.k, **rules)
+        items, positions, scores = self.model.best(users, self.k, device=self.device, **rules)
         user, rank = (positions >= 0).nonzero(as_tuple=True)
         item = pyarrow.array(items.ids).take(pyarrow.array(positions[user, rank].numpy()))
         added = {

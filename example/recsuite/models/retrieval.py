@@ -9,14 +9,15 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from typing_extensions import override
 
 # Scores in memory at once, and users that share a block of items.
-PAIRS = 2**16
-USERS = 32
+PAIRS, USERS = 2**16, 32
+# On a GPU, where a small block takes as long as the launch of its kernels; and users times items in a mask.
+PAIRS_ON_GPU, MASK_ON_GPU = 2**22, 2**28
 # Cosines in memory at once, see `Near`.
 COSINES = 2**22
 
@@ -71,9 +72,9 @@ class Added(NamedTuple):
         """Return the positions of the items of each user, int64 [U, most of a user], -1 for none."""
         user, item = self.pairs
         counts = user.bincount(minlength=num_users)
-        positions = torch.full((num_users, int(counts.max()) if len(user) else 0), -1)
+        positions = user.new_full((num_users, int(counts.max()) if len(user) else 0), -1)
         # The pairs are in the order of users.
-        column = torch.arange(len(user)) - (counts.cumsum(0) - counts)[user]
+        column = torch.arange(len(user), device=user.device) - (counts.cumsum(0) - counts)[user]
         positions[user, column] = item
         return positions
 
@@ -107,7 +108,8 @@ class Near(NamedTuple):
 
     def block(self, blocked: torch.Tensor, first: int) -> None:
         """Mark the items in the mask of some users, bool [U, N]. first: position of the first user."""
-        ends = torch.searchsorted(self.had[0].contiguous(), first + torch.arange(len(blocked) + 1)).tolist()
+        users = torch.arange(first, first + len(blocked) + 1, device=self.had.device)
+        ends = torch.searchsorted(self.had[0].contiguous(), users).tolist()
         for user, (begin, end) in enumerate(itertools.pairwise(ends)):
             step = max(1, COSINES // max(1, len(self.of_items)))
             for start in range(begin, end, step):
@@ -136,6 +138,13 @@ class Rules(NamedTuple):
 NO_RULES = Rules()
 
 
+def on_device(value: Any, device: torch.device) -> Any:
+    """Return a tensor, or a named tuple such as `Rules`, with all its tensors on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    return type(value)(*(on_device(part, device) for part in value)) if isinstance(value, tuple) else value
+
+
 def top_items(
     scorer: Scorer,
     users: torch.Tensor,
@@ -150,11 +159,13 @@ def top_items(
     Of equal scores the earlier item counts as higher. excluded: indices of users and of items, int64 [2, E].
     With caps, an item is in the list if each of its categories has room after the items before it.
     """
-    parts, k = [torch.zeros(0, min(k, len(items)), dtype=torch.int64)], min(k, len(items))
-    for begin in range(0, len(users), USERS):
-        some, more = users[begin : begin + USERS], added.of_users(begin, begin + USERS)
-        blocked = torch.zeros(len(some), len(items), dtype=torch.bool)
-        user, item = excluded[:, (excluded[0] >= begin) & (excluded[0] < begin + USERS)]
+    device, k = users.device, min(k, len(items))
+    parts = [torch.zeros(0, k, dtype=torch.int64, device=device)]
+    at_once = USERS if device.type == "cpu" else max(USERS, MASK_ON_GPU // max(1, len(items)))
+    for begin in range(0, len(users), at_once):
+        some, more = users[begin : begin + at_once], added.of_users(begin, begin + at_once)
+        blocked = torch.zeros(len(some), len(items), dtype=torch.bool, device=device)
+        user, item = excluded[:, (excluded[0] >= begin) & (excluded[0] < begin + at_once)]
         blocked[user - begin, item] = True
         if rules.near:
             rules.near.block(blocked, begin)
@@ -168,8 +179,8 @@ def _capped(search: Callable[[int], torch.Tensor], blocked: torch.Tensor, k: int
 
     search: returns the best items that are not in the mask `blocked`, bool [U, N], which is changed.
     """
-    lists = torch.full((len(blocked), k), -1)
-    lengths, room = torch.zeros(len(blocked), dtype=torch.int64), caps.most.repeat(len(blocked), 1)
+    lists = caps.most.new_full((len(blocked), k), -1)
+    lengths, room = caps.most.new_zeros(len(blocked)), caps.most.repeat(len(blocked), 1)
     number, num_items = k, blocked.shape[1]
     while k:
         found = search(number)
@@ -200,12 +211,14 @@ def _top_items(
     added: Added,
     k: int,
 ) -> torch.Tensor:
-    best, positions = users.new_zeros(len(users), 0), torch.zeros(len(users), 0, dtype=torch.int64)
-    step = max(1, PAIRS // len(users))
+    device = users.device
+    best = users.new_zeros(len(users), 0)
+    positions = torch.zeros(len(users), 0, dtype=torch.int64, device=device)
+    step = max(1, (PAIRS if device.type == "cpu" else PAIRS_ON_GPU) // len(users))
     for begin in range(0, len(items), step):
         scores = added.into(scorer.score_all(users, items[begin : begin + step]), begin)
         scores = scores.masked_fill(blocked[:, begin : begin + step], -torch.inf)
-        numbers = torch.arange(begin, begin + scores.shape[1]).expand_as(scores)
+        numbers = torch.arange(begin, begin + scores.shape[1], device=device).expand_as(scores)
         if best.shape[1] == k:
             # Of equal scores the earlier item counts, so only a higher one, or NaN, can still come in.
             columns = (~(scores <= best[:, -1:])).any(dim=0).nonzero().squeeze(1)
@@ -220,9 +233,13 @@ def highest(scores: torch.Tensor, positions: torch.Tensor, k: int) -> tuple[torc
     # `topk` is several times as fast as a sort of all, but takes any of the equal scores at its edge.
     if k < scores.shape[1]:
         is_high = scores >= scores.topk(k, dim=1).values[:, -1:]
-        if bool((is_high.sum(dim=1) == k).all()):
-            columns = is_high.nonzero()[:, 1].view(-1, k)
-            scores, positions = scores.gather(1, columns), positions.gather(1, columns)
+        # With equal scores at the edge, or NaN, only a sort finds the earlier ones.
+        rows = (is_high.sum(dim=1) != k).nonzero()
+        found = scores[rows.squeeze(1)].sort(dim=1, descending=True, stable=True).indices[:, :k]
+        is_high[rows.squeeze(1)] = False
+        is_high[rows, found] = True
+        columns = is_high.nonzero()[:, 1].view(-1, k)
+        scores, positions = scores.gather(1, columns), positions.gather(1, columns)
     order = scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
     return scores.gather(1, order), positions.gather(1, order)
 

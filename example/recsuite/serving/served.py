@@ -15,6 +15,7 @@ Shapes: B ratings, U users, D numbers in a table row.
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 import warnings
@@ -33,7 +34,7 @@ from recsuite.errors import UserError, printable, require
 from recsuite.files import resolved
 from recsuite.models.heads import TwoSided
 from recsuite.models.inputs import Inputs
-from recsuite.models.retrieval import InnerProduct, Near, Rules, ranked, top_items
+from recsuite.models.retrieval import InnerProduct, Near, Rules, on_device, ranked, top_items
 from recsuite.models.tasks import ModelMaker
 from recsuite.places import folder_at
 from recsuite.runtime.console import say
@@ -99,6 +100,8 @@ class ServedModel:
         self._catalogue = Catalogue(IndexCache(snapshot.lists))
         self._lock = threading.Lock()
         self._data: TrainingFeatures | None = None
+        # Head and vectors of the items that were found on a device last, and the same there.
+        self._placed: tuple[Any, torch.Tensor, Any, torch.Tensor] | None = None
 
     @classmethod
     def open(
@@ -390,8 +393,12 @@ class ServedModel:
         also_exclude: Sequence[Any] | None = None,
         at_most: Mapping[str, int] | None = None,
         least_distance: float | None = None,
+        device: torch.device | None = None,
     ) -> tuple[Items, torch.Tensor, torch.Tensor]:
-        """Return what `recommend` does as tensors; the arguments and errors are those of `recommend`.
+        """Return what `recommend` does as tensors; the other arguments and errors are those of `recommend`.
+
+        device: Where the items are found, if the model has vectors; all else is computed on the CPU. For one
+        thread.
 
         Returns:
             The items; positions in `Items.ids`, int64 [U, K], where K is at most k, -1 where fewer items are
@@ -436,13 +443,27 @@ class ServedModel:
         if also_exclude is not None:
             lists = each_list("also_exclude", also_exclude, len(vectors), schema)
             left_out = torch.cat([left_out, items.pairs(lists, "also_exclude")], dim=1)
+        rules = Rules(near, caps_of(items.categories, at_most))
+        head, of_items = items.head, items.vectors
+        # Scores of a model without vectors need its tables, which are on the host.
+        if device is not None and items.side is None:
+            head, of_items = self._on_device(items, device)
+            vectors, left_out = vectors.to(device), left_out.to(device)
+            added, rules = on_device(added, device), on_device(rules, device)
         if approximate:
             positions = items.near(vectors, k, left_out, added=added)
         else:
-            rules = Rules(near, caps_of(items.categories, at_most))
-            positions = top_items(items.head, vectors, items.vectors, k, left_out, added, rules)
-        positions, scores = ranked(items.head, vectors, items.vectors, positions, added)
-        return items, positions[:, :k], scores[:, :k]
+            positions = top_items(head, vectors, of_items, k, left_out, added, rules)
+        positions, scores = ranked(head, vectors, of_items, positions, added)
+        return items, positions[:, :k].cpu(), scores[:, :k].cpu()
+
+    def _on_device(self, items: Items, device: torch.device) -> tuple[Any, torch.Tensor]:
+        """Return the head and the vectors of items on a device. For one thread."""
+        held = self._placed
+        if held is None or held[0] is not items.head or held[1] is not items.vectors:
+            head = copy.deepcopy(items.head).to(device)
+            held = self._placed = items.head, items.vectors, head, items.vectors.to(device)
+        return held[2], held[3]
 
     def values_of_items(self, name: str) -> dict[Any, Any]:
         """Return the values of a feature of items, or of a column of their table.

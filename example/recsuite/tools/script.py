@@ -526,7 +526,7 @@ def report_test(
     from recsuite.training.evaluation import make_evaluator
     from recsuite.training.progress import describe_step
     from recsuite.training.results import describe_no_test, print_results
-    from recsuite.training.steps import BatchFeed
+    from recsuite.training.steps import BatchFeed, place_batches
     from recsuite.training.stream import report_rest_of_stream
 
     feed = BatchFeed(data.loader)
@@ -537,6 +537,7 @@ def report_test(
     if not data.columns.num_test:
         context.say(describe_no_test(data.columns))
         return
+    place_batches(feed, model, config, context)
     test = evaluator.test(model.model, progress.epoch)
     print_results(describe_step(progress), test, data.columns, config, context)
     if context.rank == 0:

@@ -33,9 +33,9 @@ from torch.nn.functional import pad
 
 from recsuite.config.config import Config
 from recsuite.config.sections import UVM_CACHING
-from recsuite.datasets.batches import EventBatches
+from recsuite.datasets.batches import SPLITS, EventBatches
 from recsuite.datasets.batching import MASKED_EVERY, history_prefix
-from recsuite.datasets.schema import ENTITIES, HISTORY, UNKNOWN_ROW, USER, Table
+from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, UNKNOWN_ROW, USER, Table
 from recsuite.errors import require
 from recsuite.models.inputs import Members
 from recsuite.models.rows import PaddedListError
@@ -53,8 +53,6 @@ SHUFFLED_AT_ONCE = RECORDS_AT_ONCE = 2**22
 MOST_OF_MEMORY = 0.5
 # Slots for each value of a list, on average, above which padding costs more than it is worth.
 MOST_SLOTS = 10
-# Splits whose batches are made here. The items of a catalogue are no events.
-SPLITS = ("train", "validation", "test")
 
 
 class StepMasks(NamedTuple):
@@ -73,8 +71,8 @@ class StepMasks(NamedTuple):
 class StepInputs:
     """Input of a step, from which all of its batch is made.
 
-    positions: of the events in the columns, int32 [B]; split: of the events; negatives: positions of the
-    drawn items, int32 [N].
+    positions: of the events in the columns, or of the items of a catalogue, int32 [B]; split: of the events;
+    negatives: positions of the drawn items, int32 [N].
     """
 
     positions: torch.Tensor
@@ -325,7 +323,8 @@ class DeviceBatches:
     def _positions(self, split: str, epoch: int, events: range, numbers: range) -> torch.Tensor:
         """Return the positions of events by their numbers in a pass, int32, and padding up to a batch."""
         size = self.dataset.batch_size
-        shape, padding = (-(-len(numbers) // size) * size,), len(self.events.values) - 1
+        last = self.entities[ENTITIES.index(ITEM)] if split == "catalogue" else self.events
+        shape, padding = (-(-len(numbers) // size) * size,), len(last.values) - 1
         order = torch.full(shape, padding, dtype=torch.int32, device=self.device)
         for begin in range(numbers.start, numbers.stop, SHUFFLED_AT_ONCE):
             end = min(begin + SHUFFLED_AT_ONCE, numbers.stop)
@@ -338,7 +337,7 @@ class DeviceBatches:
     def make(self, inputs: StepInputs) -> dict[str, Any]:
         """Return the fields of a `ModelInput` for the input of a step. Waits for no kernel."""
         trains, masks, drawn = inputs.split == "train", inputs.masks, inputs.negatives
-        events, before = self.events.take(inputs.positions), len(drawn)
+        events, before = self._events_of(inputs), len(drawn)
         entities = [events[entity].squeeze(1) for entity in ENTITIES]
         users, items = entities
         if before:
@@ -395,6 +394,18 @@ class DeviceBatches:
             "counts": counts,
         }
 
+    def _events_of(self, inputs: StepInputs) -> dict[str, torch.Tensor]:
+        """Return the fields of the events of a step, see `EventFeatures.events`."""
+        if inputs.split != "catalogue":
+            return self.events.take(inputs.positions)
+        # As events of the first user without features. The record of padding has zeros and no history.
+        events = self.events.take(torch.full_like(inputs.positions, len(self.events.values) - 1))
+        items, padding = inputs.positions.unsqueeze(1), len(self.entities[ENTITIES.index(ITEM)].values) - 1
+        is_item = items < padding
+        events[USER], events[ITEM] = events[USER].masked_fill(is_item, 0), items
+        events["numbers"] = events["numbers"].masked_fill(is_item, float("nan"))
+        return events
+
     def _histories(
         self, events: dict[str, torch.Tensor], inputs: StepInputs
     ) -> tuple[torch.Tensor, torch.Tensor, Members]:
@@ -410,7 +421,9 @@ class DeviceBatches:
         counts = (lasts - starts + 1).clamp(min=0)
         members = self.no_members._replace(labels=labels.view(torch.float32))
         if self.times:
-            times = self.times["time"].index_select(0, inputs.positions).unsqueeze(1)
+            # Those of a catalogue are items, without a history.
+            of_events = inputs.positions.clamp(max=len(self.times["time"]) - 1)
+            times = self.times["time"].index_select(0, of_events).unsqueeze(1)
             ages = times - self.times[f"{prefix}{HISTORY}_time"].index_select(0, positions).view(
                 len(times), -1
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,8 +51,9 @@ from recsuite.sharding.dynamic_ranks import have_rows
 from recsuite.sharding.recommender import ModelInput
 from recsuite.training.steps import BatchFeed
 
-# Users times items to score at once: 32 MiB as float64.
-SCORES_AT_ONCE = 2**22
+# Users times items to score at once, 32 MiB as float64; on a GPU more, since a small block takes as long as
+# the launch of its kernels.
+SCORES_AT_ONCE, SCORES_ON_GPU = 2**22, 2**25
 # For windows: a calibration would have to be that of earlier windows; without one there is no log loss.
 UNCALIBRATED = Calibration(float("nan"), float("nan"))
 
@@ -163,7 +165,8 @@ class PredictionEvaluator(Evaluator):
         predictions, labels = self.predict(model, "validation", epoch), self.labels["validation"]
         if len(labels) == 0:
             return Measured(self.task.no_metrics())
-        calibration = self._calibration(predictions, labels)
+        is_fitted = self.task.evaluation != "answers"
+        calibration = self._calibration(predictions, labels) if is_fitted else UNCALIBRATED
         measured = self._measure(model, predictions, labels, calibration, self.users.of["validation"])
         return self.users.described(measured, "validation")
 
@@ -172,7 +175,10 @@ class PredictionEvaluator(Evaluator):
         # Probabilities come from the calibration on the validation events.
         # Predicted again: the test uses the weights of the best epoch, and the last validation may have used
         # others.
-        calibration = self._calibration(self.predict(model, "validation", epoch), self.labels["validation"])
+        calibration = UNCALIBRATED
+        if self.task.evaluation != "answers":
+            validation = self.predict(model, "validation", epoch)
+            calibration = self._calibration(validation, self.labels["validation"])
         predictions = self.predict(model, "test", epoch)
         labels, users = self.labels["test"], self.users.of["test"]
 
@@ -326,10 +332,10 @@ def in_order(
     return dataset.in_order(torch.stack(everyones, dim=1), split, window).cpu().numpy()
 
 
-def _cells(rows: np.ndarray, columns: np.ndarray, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the cells of a matrix with `number` columns, without those beside it."""
-    inside = (columns >= 0) & (columns < number)
-    return torch.from_numpy(rows[inside]), torch.from_numpy(columns[inside])
+def _column_of(items: torch.Tensor, first: int, number: int) -> torch.Tensor:
+    """Return the columns of items in a block of `number` from one on, int64 [n]; `number` for others."""
+    columns = items.long() - first
+    return columns.where((columns >= 0) & (columns < number), number)
 
 
 def _add_to_lists(best: torch.Tensor, items: torch.Tensor, scores: torch.Tensor, first: int) -> None:
@@ -346,33 +352,49 @@ class RankedCases:
 
     items: positions of the chosen items, int64 [n], in the order of the batches. Seen items are those of the
     training events, and for the test also those of the validation events; none if the data allow such items,
-    see `Schema.seen`.
+    see `Schema.seen`. All tensors are on the device.
     """
 
-    def __init__(self, columns: Columns, dataset: EventBatches, split: str) -> None:
+    def __init__(self, columns: Columns, dataset: EventBatches, split: str, device: torch.device) -> None:
         self.sizes = dataset.local_sizes(split)
         rows = columns.column("rows").take(columns.range_of(split).start + dataset.numbers_of(split))
         self.shape = len(self.sizes), dataset.local_batch_size
         # Positions of the cases in the rows of all batches; the others are padding.
         steps = np.arange(len(self.sizes))
-        self.positions = torch.from_numpy(places_of(steps * dataset.local_batch_size, self.sizes))
-        self.items = rows[ITEM].astype(np.int64)
-        self._users = rows[USER].astype(np.int64)
-        self._excludes = columns.schema.excludes_seen
-        prefix = history_prefix(split)
-        self._seen = columns.column(f"{prefix}seen")
-        self._offsets = columns.column(f"{prefix}history_offsets")
+        places = places_of(steps * dataset.local_batch_size, self.sizes)
+        self.positions, self.items = (
+            torch.from_numpy(numbers).to(device) for numbers in (places, rows[ITEM].astype(np.int64))
+        )
+        prefix, users = history_prefix(split), rows[USER].astype(np.int64)
+        offsets = columns.column(f"{prefix}history_offsets")
+        starts = offsets[users].astype(np.int64)
+        counts = (offsets[users + 1] - starts) * columns.schema.excludes_seen
+        # Numbers of the seen items of all cases before each: the host needs them too.
+        self._ends = np.append(0, counts.cumsum())
+        self._held, self._device = (columns.column(f"{prefix}seen"), starts, counts), device
 
-    def seen(self, part: slice) -> tuple[np.ndarray, np.ndarray]:
-        """Return the excluded items of some cases, int64 [k] both.
+    @functools.cached_property
+    def _on_device(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Seen items of all users; begin and number of those of each case."""
+        with warnings.catch_warnings():
+            # That mapped files cannot be written to: these tensors are only read.
+            warnings.simplefilter("ignore", UserWarning)
+            seen, starts, counts = (torch.from_numpy(each).to(self._device) for each in self._held)
+        return seen, starts, counts
 
-        The first array has numbers of cases, counted from the first of the part, the second one positions of
-        items.
+    def seen(self, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the excluded items of some cases, int64 [k] and an integer type [k]. Waits for no kernel.
+
+        The first has numbers of cases, counted from the first of the part, the second positions of items.
         """
-        users = self._users[part] if self._excludes else self._users[:0]
-        starts = self._offsets[users]
-        counts = self._offsets[users + 1] - starts
-        return np.arange(len(users)).repeat(counts), self._seen[places_of(starts, counts)].astype(np.int64)
+        all_seen, starts, counts = self._on_device
+        starts, counts = starts[part], counts[part]
+        begin, end, _ = part.indices(len(self.items))
+        number = int(self._ends[end] - self._ends[begin])
+        case = repeated(torch.arange(len(counts), device=counts.device), counts, number)
+        # The n-th seen item of a user lies n places after the first one.
+        places = torch.arange(number, device=counts.device) + (starts - counts.cumsum(0) + counts)[case]
+        return case, all_seen[places]
 
 
 class AddedScores:
@@ -439,7 +461,8 @@ class RankingEvaluator(Evaluator):
         self.context = context
         # Both splits now: the training may outlive the files.
         self.cases = {
-            split: RankedCases(columns, feed.loader.dataset, split) for split in ("validation", "test")
+            split: RankedCases(columns, feed.loader.dataset, split, context.device)
+            for split in ("validation", "test")
         }
         self.users, self._has_row, self._ids = users, columns.trained_items(), columns.item_ids()
         self._had = columns.column("item_counts")
@@ -506,35 +529,37 @@ class RankingEvaluator(Evaluator):
         is_ranked, (users, own, added) = self.is_ranked(model), self._embed(model, split, epoch)
         # Rank 1 if no item is above.
         mine = torch.ones(len(cases.items), dtype=torch.int64, device=self.context.device)
+        is_found = is_ranked[cases.items]
+        at_once = SCORES_AT_ONCE if mine.device.type == "cpu" else SCORES_ON_GPU
         # The lists so far: scores, the highest first, and positions of items.
         best = users.new_full((0 if listed is None else len(mine), TOP), -torch.inf)
         best_items = torch.zeros_like(best, dtype=torch.int64)
         # Items outside, cases inside: every rank takes part in gathering each block, but ranks have different
         # cases.
         for first, items in self._catalogue(model, epoch):
-            step = max(1, SCORES_AT_ONCE // len(items))
-            hidden = (~is_ranked[first : first + len(items)]).nonzero().squeeze(1)
+            step, number = max(1, at_once // len(items)), len(items)
+            # One more column takes what is not in this block, so that the host need not know how much is.
+            hidden = torch.nn.functional.pad(~is_ranked[first : first + number], (0, 1))
             for part in (slice(start, start + step) for start in range(0, len(mine), step)):
                 scores = added.onto(users[part].double() @ items.T, part, first).float()
-                # A NaN score counts as above.
-                is_above = ~(scores < own[part].unsqueeze(1))
-                own_item, (case, item) = cases.items[part], cases.seen(part)
-                scores[:, hidden], is_above[:, hidden] = -torch.inf, False
-                seen = _cells(case, item - first, len(items))
-                scores[seen], is_above[seen] = -torch.inf, False
+                blocked, (case, item) = hidden.repeat(len(scores), 1), cases.seen(part)
+                blocked[case, _column_of(item, first, number)] = True
+                scores.masked_fill_(blocked[:, :number], -torch.inf)
+                own_column = _column_of(cases.items[part], first, number).unsqueeze(1)
+                is_found[part] &= ~(blocked.gather(1, own_column) & (own_column < number)).squeeze(1)
                 # The item itself is not counted: ranks start at 1.
-                is_above[_cells(np.arange(len(own_item)), own_item - first, len(items))] = False
-                mine[part] += is_above.sum(dim=1)
-                mine[part][torch.from_numpy(case[own_item[case] == item])] = NEVER_FOUND
+                blocked.scatter_(1, own_column, True)
+                # A NaN score counts as above.
+                mine[part] += (~(scores < own[part].unsqueeze(1)) & ~blocked[:, :number]).sum(dim=1)
                 if listed is not None:
                     _add_to_lists(best[part], best_items[part], scores, first)
-        mine[~is_ranked[torch.from_numpy(cases.items).to(mine.device)]] = NEVER_FOUND
+        mine.masked_fill_(~is_found, NEVER_FOUND)
         if listed is not None:
             counts = torch.bincount(best_items[best > -torch.inf], minlength=len(self._rows))
             dist.all_reduce(counts)
             listed += counts.cpu().numpy()
         padded = mine.new_zeros(cases.shape)
-        padded.view(-1)[cases.positions.to(mine.device)] = mine
+        padded.view(-1)[cases.positions] = mine
         return in_order(padded, self.feed.loader.dataset, split, self.context)
 
     def _embed(
@@ -560,13 +585,14 @@ class RankingEvaluator(Evaluator):
             if of_history is not None:
                 # With the unused slots of padded histories, which add nothing.
                 history = batch.features[HISTORY]
-                counts = history.lengths().long()[:size]
+                counts, number = history.lengths().long()[:size], len(of_history)
                 if HISTORY in batch.counts:
-                    of_history = of_history[: size * (len(of_history) // len(vectors))]
+                    # The padding of a batch has slots too. Unused ones add zero.
+                    number = number * size // len(vectors)
                 numbers = torch.arange(part.start, part.stop, device=device)
-                numbers = repeated(numbers, counts, len(of_history))
-                added.add(numbers, history.values()[: len(of_history)], of_history)
-        scores += added.of_items(torch.from_numpy(cases.items).to(device))
+                numbers = repeated(numbers, counts, number)
+                added.add(numbers, history.values()[:number], of_history[:number])
+        scores += added.of_items(cases.items)
         return users, scores.float(), added
 
     def _catalogue(self, model: DistributedModelParallel, epoch: int) -> Iterator[tuple[int, torch.Tensor]]:

@@ -40,7 +40,6 @@ from recsuite.sharding.table import EmbeddingTable
 from recsuite.sharding.torchrec_tables import OneRankTables
 from recsuite.training.callbacks import Step
 from recsuite.training.device_batches import (
-    SPLITS,
     DeviceBatches,
     check_data_device,
     why_not_on_device,
@@ -76,7 +75,7 @@ class BatchFeed:
         if dataset.has_groups_of_ranks:
             self.share = Share(first, dataset.batch_size, dataset.world_size)
         self.seconds_waited = 0.0
-        # Makes the batches of events on the device; None where they come from the loader, and the reason.
+        # Makes the batches on the device; None where they come from the loader, and the reason.
         self.on_device: DeviceBatches | None = None
         self.why_on_host = ""
         self._prepared: tuple[tuple[Any, ...], Iterator[Batch]] | None = None
@@ -92,10 +91,10 @@ class BatchFeed:
     ) -> Iterator[ModelInput]:
         """Yield the batches of a pass over a split; count the consumer's seconds of waiting.
 
-        They are on the host, or those of events on the device if `on_device` makes them.
+        They are on the host, or on the device if `on_device` makes them.
         """
         self.seconds_waited = 0.0
-        if self.on_device is not None and split in SPLITS:
+        if self.on_device is not None:
             yield from self.on_device.batches(split, epoch, first, window)
             return
         with self._waiting():
