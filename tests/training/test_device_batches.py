@@ -112,6 +112,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "learned": {**LEARNED, "negatives": 30},
     "repeats": {**LEARNED, "negatives": 9, "seen": "allow", "day_feature": "user"},
     "all items": {"task": "ranking", "history": 0, "negatives": 1000},
+    "sequence": {"task": "sequence", "history": 20, "negatives": 8},
+    "short sequence": {"task": "sequence", "history": 3, "negatives": 200, "batch_size": 48},
+    "long lists": {"task": "response", "split": "random", "batch_size": 48},
+    "long lists, drawn": {"task": "ranking", "history": 0, "negatives": 9, "batch_size": 48},
     "event types": {**LEARNED, "negatives": 5, "batch_size": 40},
 }
 
@@ -119,7 +123,18 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with all kinds of columns."""
-    folder, draw, number = tmp_path_factory.mktemp("own"), np.random.default_rng(0), 600
+    return write_own(tmp_path_factory.mktemp("own"), [item % 4 for item in range(20)])
+
+
+@pytest.fixture(scope="module")
+def long_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, with one list that is far longer than all others."""
+    return write_own(tmp_path_factory.mktemp("long"), [60, 0, 2, *[1] * 17])
+
+
+def write_own(folder: Path, num_tags: list[int]) -> Path:
+    """Write a folder with all kinds of columns. num_tags: of each item."""
+    draw, number = np.random.default_rng(0), 600
     items = np.arange(number) % 20
     frame = pandas.DataFrame(
         {
@@ -131,7 +146,7 @@ def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "weight": draw.integers(1, 4, number).astype(float),
             "price": np.where(draw.random(number) < 0.2, np.nan, draw.random(number)),
             "shop": draw.integers(0, 4, number),
-            "tags": ["|".join(f"t{each}" for each in range(item % 4)) for item in items],
+            "tags": ["|".join(f"t{each}" for each in range(num_tags[item])) for item in items],
         }
     )
     frame.to_csv(folder / "events.csv", index=False)
@@ -163,28 +178,48 @@ def types_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=KINDS)
 def config(
-    request: pytest.FixtureRequest, small_folder: Path, own_folder: Path, types_folder: Path
+    request: pytest.FixtureRequest,
+    small_folder: Path,
+    own_folder: Path,
+    types_folder: Path,
+    long_folder: Path,
 ) -> Config:
-    folder = {"labels": own_folder, "event types": types_folder}.get(request.param, small_folder)
+    folders = {"labels": own_folder, "event types": types_folder}
+    folders |= {"long lists": long_folder, "long lists, drawn": long_folder}
+    folder = folders.get(request.param, small_folder)
     return Config.of(**{"data_path": str(folder), "batch_size": 250, **KINDS[request.param]})
 
 
 def jagged(batch: ModelInput) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """The values of each feature and row, without unused slots; the fields of items of histories."""
-    lists, members = [], [each.numpy() for each in batch.members]
-    for name, values in batch.features.to_dict().items():
-        counts = batch.counts.get(name, values.lengths()).numpy()
-        taken = [(name, values.values().numpy(), lists)]
+    number, names = len(batch.labels), batch.features.keys()
+    drawn = len(batch.features.lengths()) // len(names) - number
+    # Drawn items, which come first, have no history.
+    lists, of_drawn = list[np.ndarray](), [np.zeros(0, np.int64)] * drawn
+    members, ordered = [each.numpy() for each in batch.members], len(batch.members.reads) > 0
+    history: list[np.ndarray] = []
+    for name, found in batch.features.to_dict().items():
+        values, counts = found.values().numpy(), batch.counts.get(name, found.lengths()).numpy()
         if name == HISTORY:
-            # Drawn items, which come first, have no slots.
-            lists += [np.zeros(0, np.int64)] * (len(values.lengths()) - len(counts))
-            of_members = [list[np.ndarray]() for _ in members]
-            taken += [("", each, into) for each, into in zip(members, of_members, strict=True) if len(each)]
-        for _, slots, into in taken:
-            into += [row[:count] for row, count in zip(slots.reshape(len(counts), -1), counts, strict=True)]
-        if name == HISTORY:
-            members = [np.concatenate([np.zeros(0, np.int32), *each]) for each in of_members]
-    return lists, members
+            history = [*of_drawn, *used(values, counts)]
+            members = [np.concatenate(used(each, counts)) if len(each) else each for each in members]
+        elif name in batch.joined:
+            lists += np.split(values, counts.cumsum())[:-1]
+        elif ordered and counts[-1] > 1 and name not in batch.counts:
+            # The history comes after the own items of all rows.
+            own, items = np.split(values, [drawn + number])
+            ends = batch.counts[HISTORY].numpy().cumsum()
+            lists += np.split(own, len(own))
+            history = [*of_drawn, *np.split(items, ends)[:-1]]
+            members = [each[: ends[-1]] if len(each) == len(items) else each for each in members]
+        else:
+            lists += used(values, counts)
+    return lists + history, members
+
+
+def used(slots: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+    """The used slots of each list."""
+    return [row[:count] for row, count in zip(slots.reshape(len(counts), -1), counts, strict=True)]
 
 
 def check_equal(made: ModelInput, expected: Batch) -> None:
@@ -246,7 +281,6 @@ def test_an_order_is_that_of_the_loader(number: int) -> None:
     ("flags", "reason"),
     [
         ({"num_workers": 2}, "--num_workers is 2"),
-        ({"task": "sequence"}, "order"),
         ({"vocabulary": "dynamic"}, "dynamic"),
         ({"pipeline": "sparse_dist"}, "sparse_dist"),
     ],
