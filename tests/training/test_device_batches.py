@@ -102,6 +102,7 @@ kind = "number"
 input = "dense"
 column = "height"
 """
+ALL = {"task": "ranking", "history": 0}
 LEARNED = {"task": "ranking", "history": 5, "history_weights": "learned"}
 KINDS: dict[str, dict[str, Any]] = {
     "no history": {"history": 0},
@@ -111,12 +112,21 @@ KINDS: dict[str, dict[str, Any]] = {
     "ranking": {"task": "ranking", "history": 5, "batch_size": 300},
     "learned": {**LEARNED, "negatives": 30},
     "repeats": {**LEARNED, "negatives": 9, "seen": "allow", "day_feature": "user"},
-    "all items": {"task": "ranking", "history": 0, "negatives": 1000},
+    "all items": {**ALL, "negatives": 1000},
     "sequence": {"task": "sequence", "history": 20, "negatives": 8},
     "short sequence": {"task": "sequence", "history": 3, "negatives": 200, "batch_size": 48},
     "long lists": {"task": "response", "split": "random", "batch_size": 48},
-    "long lists, drawn": {"task": "ranking", "history": 0, "negatives": 9, "batch_size": 48},
+    "long lists, drawn": {**ALL, "split": "random", "negatives": 9, "batch_size": 48},
     "event types": {**LEARNED, "negatives": 5, "batch_size": 40},
+}
+
+
+# Fixtures of the others.
+FOLDERS = {
+    "labels": "own_folder",
+    "event types": "types_folder",
+    "long lists": "long_folder",
+    "long lists, drawn": "long_folder",
 }
 
 
@@ -177,16 +187,8 @@ def types_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=KINDS)
-def config(
-    request: pytest.FixtureRequest,
-    small_folder: Path,
-    own_folder: Path,
-    types_folder: Path,
-    long_folder: Path,
-) -> Config:
-    folders = {"labels": own_folder, "event types": types_folder}
-    folders |= {"long lists": long_folder, "long lists, drawn": long_folder}
-    folder = folders.get(request.param, small_folder)
+def config(request: pytest.FixtureRequest) -> Config:
+    folder = request.getfixturevalue(FOLDERS.get(request.param, "small_folder"))
     return Config.of(**{"data_path": str(folder), "batch_size": 250, **KINDS[request.param]})
 
 
@@ -254,7 +256,8 @@ def test_a_batch_is_that_of_the_loader(config: Config, split: str, epoch: int, f
 
 def test_each_batch_of_a_pass_has_the_same_shapes(config: Config) -> None:
     made = DeviceBatches(EventBatches(open_columns(config), config, rank=0, world_size=1), CPU)
-    for split in ("train", "test"):
+    # Other splits have as many items as they read in order.
+    for split in ("train",) if config.model.reads_order else ("train", "test"):
         shapes = {
             (*(each.shape for each in batch.members), batch.features.values().shape, batch.seen_bits.shape)
             for batch in made.batches(split, 0)
@@ -268,6 +271,26 @@ def test_a_pass_longer_than_one_block_is_the_same(config: Config, monkeypatch: p
     monkeypatch.setattr(device_batches, "EVENTS_AT_ONCE", 2 * made.dataset.batch_size + 1)
     monkeypatch.setattr(device_batches, "SHUFFLED_AT_ONCE", 77)
     assert all(map(torch.equal, whole, (each.inputs.positions for each in made.batches("train", 1))))
+
+
+@pytest.mark.parametrize("name", ["long lists", "long lists, drawn"])
+def test_a_batch_above_its_budget_has_slots_of_its_own(
+    long_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    # So that about half of the batches are above it.
+    monkeypatch.setattr(device_batches, "BUDGET_DEVIATIONS", -0.7)
+    config = Config.of(data_path=str(long_folder), **KINDS[name])
+    dataset = EventBatches(open_columns(config), config, rank=0, world_size=1)
+    batches = list(DeviceBatches(dataset, CPU).batches("train", 0))
+    expected = list(build_dataloader(dataset, EpochSampler(dataset), config))
+    for mine, other in zip(batches, expected, strict=True):
+        check_equal(mine, other)
+    above = [batch.is_above_budget for batch in batches]
+    assert True in above
+    assert False in above
+    sizes = [len(batch.features.values()) for batch in batches]
+    assert len({size for size, is_above in zip(sizes, above, strict=True) if not is_above}) == 1
+    assert all(size > min(sizes) for size, is_above in zip(sizes, above, strict=True) if is_above)
 
 
 @pytest.mark.parametrize("number", [1, 2, 1000, 4097, 2**31])
