@@ -6,9 +6,9 @@ A section is a process of its own: it shares neither memory of the device nor a 
 prints each result at once as a line of JSON. Imports no torch at its top.
 
 "steps" shows waits of training steps of the default model, with the loop, the loader and the profiler of the
-example. "training" and "ncf" train beside plain PyTorch in one process. "lookup" measures the kernels of
-FBGEMM with the optimizer of the example, and the sharded tables of the example, which also exchange ids and
-look a row up once. "disk" writes and loads a full checkpoint of tables that fit disk, memory and time.
+example. "training", "ncf" and "dlrm" train beside plain PyTorch in one process. "lookup" measures the kernels
+of FBGEMM with the optimizer of the example, and the sharded tables of the example, which also exchange ids
+and look a row up once. "disk" writes and loads a full checkpoint of tables that fit disk, memory and time.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from checkpoint import MOST_AT_ONCE, PlainRead, forget
 from common import in_turns
 from teams import Variant, arguments, take_answers
 from train_here import COMPILED, DEFAULT, MLP_DIMS, Model, columns_of, make_columns
+from typing_extensions import override
 
 from recsuite.checkpoint.format import VOCABULARY
 from recsuite.config.config import Config
@@ -321,8 +322,8 @@ def measure_workers(
     dataset = EventBatches(columns, config, context.rank, context.world_size)
     with build_dataloader(dataset, EpochSampler(dataset), config) as loader:
         is_made_there = context.device.type == "cuda" and config.loader.num_workers == 0
-        inputs = inputs_on_device(columns, config, context) if is_made_there else BatchFeed(loader)
         state = build_train_state(columns, config, context, make_model, make_loss(columns, config))
+        inputs = inputs_on_device(state, columns, config, context) if is_made_there else BatchFeed(loader)
         step = captured_step(state, context, not is_made_there)
         schedule = Schedule(columns.num_train, EPOCHS)
 
@@ -511,7 +512,7 @@ def _counted(names: Iterable[str]) -> dict[str, int]:
 
 # --- training beside plain PyTorch on the same device ---
 
-HERE, EAGER, TF32 = "here", "here, eager", "here, TF32"
+HERE, EAGER, TF32, BF16 = "here", "here, eager", "here, TF32", "here, bf16"
 DENSE, SPARSE, CAPTURED = "plain, dense Adam", "plain, sparse Adagrad", "plain, dense Adam, captured"
 LIMIT = "limit"
 # Steps after a change of variant that do not count: batches of the previous one are still in flight.
@@ -548,6 +549,71 @@ class TableCase:
         """Bytes of the rows."""
         return 4 * self.model.dim * (self.users + self.items + 2)
 
+    @property
+    def config(self) -> Config:
+        """Flags of the training here."""
+        return self.model.config.replaced(local_batch_size=self.batches[0])
+
+    def make(self, folder: Path) -> Columns:
+        """Return the columns, written into a folder."""
+        make_columns(folder, self.users, self.items, self.model.num_ratings, self.model)
+        return columns_of(folder, self.model)
+
+    def here(self, columns: Columns, context: RuntimeContext) -> HereAt:
+        """Return the training here."""
+        from example import make_loss, make_model
+
+        return HereAt(columns, context, self.config, make_model, make_loss(columns, self.config))
+
+    def plain(self, name: str, columns: Columns, device: torch.device, capturable: bool = False) -> Any:
+        """Return the training of plain PyTorch with an optimizer."""
+        from train_plain import Plain
+
+        return Plain(name, columns, self.model, device, capturable)
+
+    def limit(self, columns: Columns, device: torch.device) -> Any:
+        """Return the training of FBGEMM's tables alone."""
+        from train_limit import Limit
+
+        return Limit(columns, self.model, device)
+
+
+@dataclass(frozen=True)
+class ClickCase(TableCase):
+    """DLRM's shape, see `train_clicks`. sizes: values of each category, whose sum is `items`."""
+
+    sizes: Sequence[int] = ()
+
+    @property
+    @override
+    def config(self) -> Config:
+        return self.model.config.replaced(local_batch_size=self.batches[0], task="response")
+
+    @override
+    def make(self, folder: Path) -> Columns:
+        from train_clicks import make_columns
+
+        return make_columns(folder, self.sizes, self.model.num_ratings)
+
+    @override
+    def here(self, columns: Columns, context: RuntimeContext) -> HereAt:
+        from ctr import DLRM, ClickLoss
+
+        return HereAt(columns, context, self.config, DLRM, ClickLoss())
+
+    @override
+    def plain(self, name: str, columns: Columns, device: torch.device, capturable: bool = False) -> Any:
+        from train_clicks import PlainClicks
+        from train_plain import Plain
+
+        return Plain(name, columns, self.model, device, capturable, PlainClicks)
+
+    @override
+    def limit(self, columns: Columns, device: torch.device) -> Any:
+        from train_clicks import ClickLimit
+
+        return ClickLimit(columns, self.model, device)
+
 
 def two_tables(dim: int, mlp_dims: tuple[int, ...], batch: int, num_ratings: int) -> Model:
     """Model of users and movies alone."""
@@ -580,19 +646,21 @@ def ncf(small: bool) -> TableCase:
 class HereAt:
     """Training of the example, with batches made on the device."""
 
-    def __init__(self, columns: Columns, context: RuntimeContext, config: Config) -> None:
-        from example import make_loss, make_model
+    def __init__(
+        self, columns: Columns, context: RuntimeContext, config: Config, maker: Any, loss: torch.nn.Module
+    ) -> None:
         from recsuite.training.state import build_train_state
 
         self.columns, self.context, self.config = columns, context, config
         with rows_drawn_on_device():
-            self.state = build_train_state(columns, config, context, make_model, make_loss(columns, config))
+            self.state = build_train_state(columns, config, context, maker, loss)
         self.kinds: dict[tuple[str, int], Iterator[None]] = {}
 
     def steps_of(self, kind: str, batch_size: int, number: int) -> float:
         """Train for some steps of a kind and return the last loss."""
         if (kind, batch_size) not in self.kinds:
             self.kinds[kind, batch_size] = self._endless(kind, batch_size)
+        self.state.model.module.recommender.is_bf16 = kind == BF16
         with products_of(kind):
             for _ in range(number):
                 next(self.kinds[kind, batch_size])
@@ -606,7 +674,7 @@ class HereAt:
         from recsuite.training.steps import Pass
 
         config = self.config.replaced(local_batch_size=batch_size)
-        inputs = inputs_on_device(self.columns, config, self.context)
+        inputs = inputs_on_device(self.state, self.columns, config, self.context)
         step = captured_step(self.state, self.context, kind == EAGER)
         schedule = Schedule(self.columns.num_train, EPOCHS)
         for epoch in itertools.count():
@@ -619,16 +687,19 @@ class HereAt:
                 self.state.loss = loss
 
 
-def inputs_on_device(columns: Columns, config: Config, context: RuntimeContext) -> Any:
-    """Return the batches of a training, made on the device."""
+def inputs_on_device(state: Any, columns: Columns, config: Config, context: RuntimeContext) -> Any:
+    """Return the batches of a training, made on the device as `recsuite.training.steps.place_batches` does."""
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
+    from recsuite.sharding.torchrec_tables import OneRankTables
     from recsuite.training.device_batches import DeviceBatches
     from recsuite.training.steps import BatchFeed
 
     dataset = EventBatches(columns, config, context.rank, context.world_size)
     inputs = BatchFeed(build_dataloader(dataset, EpochSampler(dataset), config))
-    inputs.on_device = DeviceBatches(dataset, context.device)
+    tables = [module for module in state.model.modules() if isinstance(module, OneRankTables)]
+    order = [name for module in tables for name in module.feature_names]
+    inputs.on_device = DeviceBatches(dataset, context.device, order)
     return inputs
 
 
@@ -653,14 +724,30 @@ def products_of(kind: str) -> Iterator[None]:
         torch.set_float32_matmul_precision("highest")
 
 
+def clicks(small: bool) -> ClickCase:
+    """Shape of DLRM with the sizes of Criteo's open log."""
+    from train_clicks import SIZES
+
+    sizes = [min(each, 2000) for each in SIZES] if small else SIZES
+    dim, mlp_dims, batches, number = (
+        (16, (16, 8), (256,), 20_000) if small else (64, (512, 256), (4096, 32_768), 2**20)
+    )
+    return ClickCase(0, sum(sizes), two_tables(dim, mlp_dims, batches[-1], number), batches, sizes=sizes)
+
+
 def training(settings: SectionSettings, emit: Emit) -> None:
     """Section "training": all cases, until the time ends."""
     TrainingSection(settings, emit).run(cases(settings.small), (HERE, EAGER))
 
 
 def ncf_shape(settings: SectionSettings, emit: Emit) -> None:
-    """Section "ncf": one case, also with products in TF32."""
-    TrainingSection(settings, emit).run([ncf(settings.small)], (HERE, EAGER, TF32))
+    """Section "ncf": one case, also with products in TF32 and bf16."""
+    TrainingSection(settings, emit).run([ncf(settings.small)], (HERE, EAGER, TF32, BF16))
+
+
+def dlrm_shape(settings: SectionSettings, emit: Emit) -> None:
+    """Section "dlrm": one case, also with products in bf16."""
+    TrainingSection(settings, emit).run([clicks(settings.small)], (HERE, EAGER, BF16))
 
 
 class TrainingSection:
@@ -684,11 +771,10 @@ class TrainingSection:
             if self.deadline.left < self.settings.small_or(1, 12):
                 return
             self.folder.mkdir()
-            make_columns(self.folder, case.users, case.items, case.model.num_ratings, case.model)
-            self._measure_case(case, names)
+            self._measure_case(case, case.make(self.folder), names)
             shutil.rmtree(self.folder)
 
-    def _measure_case(self, case: TableCase, names: Sequence[str]) -> None:
+    def _measure_case(self, case: TableCase, columns: Columns, names: Sequence[str]) -> None:
         import torch
 
         groups = groups_of(names, case.table_bytes, _memory(self.context))
@@ -697,16 +783,14 @@ class TrainingSection:
             self.emit({**case.about, "skipped": f"no room for {', '.join(missing)}"})
         for group in groups:
             try:
-                self._measure_group(case, group)
+                self._measure_group(case, columns, group)
             except torch.OutOfMemoryError as error:
                 self.emit({**case.about, "skipped": f"{', '.join(group)}: {str(error).splitlines()[0]}"})
             release(self.context.device)
 
-    def _measure_group(self, case: TableCase, group: Sequence[str]) -> None:
+    def _measure_group(self, case: TableCase, columns: Columns, group: Sequence[str]) -> None:
         """Measure variants that are in memory at once, and free them."""
-        columns = columns_of(self.folder, case.model)
-        config = case.model.config.replaced(local_batch_size=case.batches[0])
-        variants = VariantGroup(case, group, columns, self.context, config)
+        variants = VariantGroup(case, group, columns, self.context)
         for batch in case.batches:
             rates = _rates(variants.at(batch), batch, self.settings, self.context)
             self.emit({**case.about, "batch": batch, "samples a second": rates})
@@ -739,15 +823,15 @@ class VariantGroup:
     """VariantGroup of a group in memory."""
 
     def __init__(
-        self, case: TableCase, group: Sequence[str], columns: Columns, context: RuntimeContext, config: Config
+        self, case: TableCase, group: Sequence[str], columns: Columns, context: RuntimeContext
     ) -> None:
-        from train_plain import Captured, CompiledModel, Plain
+        from train_plain import Captured, CompiledModel
 
-        self.case = case
+        self.case, device = case, context.device
         self.here_names = [name for name in group if name.startswith(HERE)]
-        self.here = HereAt(columns, context, config) if self.here_names else None
+        self.here = case.here(columns, context) if self.here_names else None
         self.plain: dict[str, Any] = {
-            name: Plain(name.removeprefix("plain, "), columns, case.model, context.device)
+            name: case.plain(name.removeprefix("plain, "), columns, device)
             for name in group
             if name in (DENSE, SPARSE)
         }
@@ -755,11 +839,10 @@ class VariantGroup:
             f"{name}{COMPILED}": CompiledModel(each) for name, each in self.plain.items() if name == DENSE
         }
         if CAPTURED in group:
-            self.plain[CAPTURED] = Captured(columns, case.model, context.device)
+            plain = case.plain(DENSE.removeprefix("plain, "), columns, device, capturable=True)
+            self.plain[CAPTURED] = Captured(plain, device)
         if LIMIT in group:
-            from train_limit import Limit
-
-            self.plain[LIMIT] = Limit(columns, case.model, context.device)
+            self.plain[LIMIT] = case.limit(columns, device)
 
     def at(self, batch: int) -> dict[str, Callable[[int], float]]:
         """Functions that train for a number of steps with a batch size, by the name of the variant."""
@@ -1082,6 +1165,7 @@ if __name__ == "__main__":
             "steps": measure_steps,
             "training": training,
             "ncf": ncf_shape,
+            "dlrm": dlrm_shape,
             "lookup": measure_lookup,
             "disk": measure_disk,
         }

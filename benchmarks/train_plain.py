@@ -42,7 +42,7 @@ SIDES = {USER: USER, HISTORY: USER, ITEM: ITEM}
 
 
 class PlainModel(nn.Module):
-    """`RatingModel` on an embedding for each feature."""
+    """`RatingModel` on an embedding for each feature. Another model of plain PyTorch has the same methods."""
 
     def __init__(self, columns: Columns, model: Model, sparse: bool) -> None:
         super().__init__()
@@ -81,16 +81,32 @@ class PlainModel(nn.Module):
         score = products[:, 1:].sum(dim=1) + users[:, 0] + items[:, 0]
         return MEAN_RATING + score + self.head.mlp(users, items, products)
 
+    def loss(self, predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the mean over the events, []."""
+        return ((predictions - labels) ** 2).mean()
+
+    def inputs(
+        self, columns: Columns, events: np.ndarray, device: torch.device
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Return both arguments of `forward` for all events."""
+        return inputs_of(columns, events, device)
+
 
 class Plain:
-    """Training loop of a few lines. name: of its optimizer."""
+    """Training loop of a few lines. name: of its optimizer; make: makes the model."""
 
     def __init__(
-        self, name: str, columns: Columns, model: Model, device: torch.device, capturable: bool = False
+        self,
+        name: str,
+        columns: Columns,
+        model: Model,
+        device: torch.device,
+        capturable: bool = False,
+        make: Callable[[Columns, Model, bool], Any] = PlainModel,
     ) -> None:
         # Made on the device: a table that fits it need not fit the host.
         with device:
-            plain: Any = PlainModel(columns, model, name != "dense Adam")
+            plain = make(columns, model, name != "dense Adam")
         tables = [table.weight for table in plain.tables.values()]
         for table in tables:
             nn.init.normal_(table, std=0.05)
@@ -113,13 +129,13 @@ class Plain:
         generator = torch.Generator().manual_seed(int(os.environ.get("RANK", 0)))
         events = columns.column("rows")
         events = events.take(torch.randperm(len(events), generator=generator).numpy())
-        self.rows, self.history_labels = inputs_of(columns, events, device)
-        self.ratings = torch.from_numpy(events["label"].copy()).to(device)
+        self.rows, self.others = plain.inputs(columns, events, device)
+        self.labels = torch.from_numpy(events["label"].copy()).to(device)
         self.first = 0
 
     def step(self, batch_size: int) -> torch.Tensor:
         """Train on the next batch and return its loss, []."""
-        if self.first + batch_size > len(self.ratings):
+        if self.first + batch_size > len(self.labels):
             self.first = 0
         batch = slice(self.first, self.first + batch_size)
         self.first += batch_size
@@ -130,8 +146,7 @@ class Plain:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         rows = {name: values[batch] for name, values in self.rows.items()}
-        predictions = self.model(rows, self.history_labels[batch])
-        loss = ((predictions - self.ratings[batch]) ** 2).mean()
+        loss = self.plain.loss(self.model(rows, self.others[batch]), self.labels[batch])
         loss.backward()
         for optimizer in self.optimizers:
             optimizer.step()
@@ -175,14 +190,14 @@ class CompiledModel:
 
 
 class Captured:
-    """The same training with dense Adam, as one CUDA graph for each batch size.
+    """The same training, as one CUDA graph for each batch size. plain: with dense Adam, and capturable.
 
     A sparse gradient cannot be captured: its size is known on the device alone.
     """
 
-    def __init__(self, columns: Columns, model: Model, device: torch.device) -> None:
-        self.plain = Plain("dense Adam", columns, model, device, capturable=True)
-        self.replays = Replays(self.plain.step_on, len(self.plain.ratings), device)
+    def __init__(self, plain: Plain, device: torch.device) -> None:
+        self.plain = plain
+        self.replays = Replays(plain.step_on, len(plain.labels), device)
 
     def steps(self, number: int, batch_size: int) -> float:
         """Train for some steps and return the last loss."""

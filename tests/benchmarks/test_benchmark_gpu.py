@@ -13,13 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from tests.support.benchmarks import benchmark, measured
-from tests.support.documents import short_form
-from tests.support.launch import ROOT, python, read_json, started, succeeded, wait_for
+from tests.support.launch import ROOT, python, read_json, started, wait_for
 
 GPU = ROOT / "benchmarks" / "gpu.py"
 
@@ -28,14 +25,20 @@ GPU = ROOT / "benchmarks" / "gpu.py"
 @pytest.mark.soak
 def test_the_small_benchmark_writes_results_of_every_requested_section(tmp_path: Path) -> None:
     # Without "training", which compiles.
-    only = ("steps", "ncf", "lookup", "disk")
+    only = ("tests", "steps", "ncf", "dlrm", "whole", "lookup", "disk")
     found, printed = measured("gpu", tmp_path, "--small", "--only", *only)
     assert found["sections"].keys() == {"machine", *only}
     assert not [name for name, section in found["sections"].items() if "error" in section]
     (step,) = found["sections"]["steps"]["results"]
     assert (step["steps"], step["waits"], step["share hidden"]) == (10, {}, None)
     (alone,) = (each["samples a second"] for each in found["sections"]["ncf"]["results"])
-    assert alone.keys() >= {"here", "here, eager", "here, TF32", "plain, dense Adam"}
+    assert alone.keys() >= {"here", "here, eager", "here, TF32", "here, bf16", "plain, dense Adam"}
+    (clicks,) = (each["samples a second"] for each in found["sections"]["dlrm"]["results"])
+    assert clicks.keys() >= {"here", "plain, dense Adam", "plain, sparse Adagrad"}
+    (whole,) = found["sections"]["whole"]["results"]
+    assert whole["trained"] + whole["evaluated"] > 60_000
+    *tests, end = found["sections"]["tests"]["results"]
+    assert (len(tests) > 20, end) == (True, {"status": 0})
     kernels, tables = found["sections"]["lookup"]["results"]
     # Each of 1,024 rows of 64 numbers is read and written, with its id.
     assert kernels["lookup"]["bytes"] == 1024 * (2 * 4 * 64 + 8)
@@ -44,19 +47,6 @@ def test_the_small_benchmark_writes_results_of_every_requested_section(tmp_path:
     assert dump["bytes"] > 4 * 65 * 20_000
     assert any(bar["name"].startswith("lookup and update, kernels") for bar in found["bars"])
     assert "| tables alone | moved | of a copy |" in printed
-
-
-@pytest.mark.soak
-def test_the_small_benchmark_runs_every_section(tmp_path: Path) -> None:
-    # Real ones: its commands start from several threads, of which a fork keeps one.
-    succeeded(python(GPU, *short_form("gpu"), "--report", tmp_path, env=env(), real=True, timeout=400))
-    found = read_json(tmp_path / "gpu.json")
-    assert not [name for name, section in found["sections"].items() if "error" in section]
-    checks = {each["check"]: each for each in found["sections"]["commands"]["results"] if "check" in each}
-    assert len(checks) == 7
-    assert not [each for each in checks.values() if "failed" in each]
-    # Where there is no GPU, both sides are the same.
-    assert {each["difference"] for each in checks.values() if "difference" in each} == {0.0}
 
 
 # --- sections that fail, and runs that are cut off ---
@@ -180,23 +170,34 @@ def test_a_trace_gives_overlapped_and_waiting_time() -> None:
     assert found["costliest kernels, ms of a step"]["gemm"] == 0.2
 
 
-def test_metrics_differ_by_their_largest_difference() -> None:
-    difference = benchmark("gpu_commands").difference
-    assert difference({"rmse": 0.5, "auc": 0.75}, {"rmse": 0.25, "auc": 0.875}) == 0.25
-    assert difference({"rmse": 0.5}, {"auc": 0.5}) == float("inf")
-    assert difference({"rmse": None}, {"rmse": None}) == 0.0
-    assert difference({"rmse": None}, {"rmse": 0.5}) == float("inf")
+def test_a_run_is_the_training_its_evaluations_and_its_checkpoints() -> None:
+    report = {
+        "data": {"num_train": 1000, "num_validation": 100, "num_test": 300},
+        "epochs": [{}, {}],
+        "time": {"imports": 5.0, "feed": 1.0, "steps": 3.0, "evaluation": 0.5, "dumps": 1.5, "other": 9.0},
+    }
+    found = benchmark("gpu_commands").describe_run(report)
+    assert found["seconds"] == {"training": 4.0, "evaluation": 0.5, "checkpoints": 1.5}
+    # Validated after both epochs and with the test, which is of the best weights.
+    assert (found["trained"], found["evaluated"]) == (2000, 600)
+    whole, event = benchmark("gpu").judge({"sections": {"whole": {"results": [found]}}})
+    assert (whole["measured"], whole["reached"]) == ("1.50", True)
+    assert (event["measured"], event["reached"]) == ("0.42", True)
 
 
-def test_checkpoints_are_the_same_bit_for_bit_or_refused(tmp_path: Path) -> None:
-    commands = benchmark("gpu_commands")
-    zero = np.zeros(3, np.float32)
-    for name, value in (("one", zero), ("same", zero), ("signed", -zero)):
-        (tmp_path / name / "step-000000001").mkdir(parents=True)
-        save_file({"rows": value}, tmp_path / name / "step-000000001" / "part-00001.safetensors")
-    assert commands.same_tensors(tmp_path / "one", tmp_path / "same") == 1
-    with pytest.raises(commands.CommandError, match=r"rows of .*one and .*signed differ"):
-        commands.same_tensors(tmp_path / "one", tmp_path / "signed")
+@pytest.mark.parametrize(
+    ("outcomes", "status", "failed"),
+    [
+        (["passed", "skipped"], 0, "0"),
+        (["passed", "failed", "error"], 1, "2"),
+        (["skipped"], 0, "1"),
+        ([], 5, "1"),
+    ],
+)
+def test_tests_that_all_were_skipped_have_not_passed(outcomes: list[str], status: int, failed: str) -> None:
+    results = [{"test": "one", "outcome": outcome} for outcome in outcomes]
+    (bar,) = benchmark("gpu").judge({"sections": {"tests": {"results": [*results, {"status": status}]}}})
+    assert (bar["measured"], bar["reached"]) == (failed, failed == "0")
 
 
 def test_variants_alternate_if_they_fit_in_memory_together() -> None:
@@ -248,20 +249,20 @@ def test_a_truncated_run_shows_its_finished_sections() -> None:
         "versions": {"torch": "2.11.0", "fbgemm": "fbgemm-gpu 1.6.0"},
         "sections": {
             "machine": {"results": [{"device": device}, {"copy bytes a second": 3e12}]},
-            "commands": {"results": [{"checks": 2}, {"check": "SIGTERM", "after": 1.0, "status": 143}]},
+            "tests": {"results": [{"test": "tests/test_one.py::test_one", "outcome": "failed"}]},
             "training": {
                 "results": [{**size, "samples a second": rates}, {"dim": 128, "skipped": "no room"}],
                 "error": "OutOfMemoryError: all of it",
             },
         },
     }
-    commands, *bars = tables.judge(result)
-    assert (commands["measured"], commands["reached"]) == ("1", False)
+    failed, *bars = tables.judge(result)
+    assert (failed["measured"], failed["reached"]) == ("1", False)
     found = [(bar["measured"], bar["bar"], bar["reached"]) for bar in bars]
     assert found == [("1.50", "at least 5.0", False), ("0.75", "at least 0.7", True)]
     text = tables.render(result)
     assert "| 64, 10,000,000 + 1,000,000, 4,096 | 3.00 | 1.00 | 2.00 | 4.00 | **1.50** | **0.75** |" in text
-    assert "| SIGTERM | - | - | status: 143 |" in text
+    assert "1 failed.\ntests/test_one.py::test_one" in text
     assert "The section training did not end: OutOfMemoryError" in text
     assert "One GPU, driver 1.2, CUDA 13.0, nccl 2.28, which copies 3,000 GB/s" in text
     assert json.loads(json.dumps(result)) == result

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 import example
 from recsuite.config.config import Config
@@ -18,7 +22,7 @@ from recsuite.extras.doctor.doctor import check_data, examined
 from recsuite.runtime.process import Launch
 from tests.support.launch import EXAMPLE, python, succeeded
 
-NAMES = ["versions", "device", "memory", "data"]
+NAMES = ["versions", "device", "step", "memory", "data"]
 
 
 def states_of(output: str) -> dict[str, str]:
@@ -79,6 +83,52 @@ def test_a_driver_that_torch_does_not_use_is_said_unless_the_gpus_were_hidden(
     assert "VARIANT=cuda" not in doctor.check_device(Launch())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert doctor.check_device(Launch()).endswith("torch sees no GPU: try VARIANT=cuda ./run.sh setup")
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpu", "found"),
+    [
+        (
+            {},
+            False,
+            r"fp32; .* on the host, because there is no GPU; steps are eager, because there is no GPU",
+        ),
+        ({}, True, r"fp32; .* on the GPU where .*; steps are captured where data and model allow it"),
+        ({"capture": "off", "precision": "bf16"}, True, "bf16; .* on the GPU .* eager, because --capture is"),
+        ({"num_workers": 2}, True, "on the host, because --num_workers is 2; .* eager, because batches are"),
+    ],
+)
+def test_what_a_training_does_with_the_flags_of_a_step_is_said(
+    monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], gpu: bool, found: str
+) -> None:
+    with_a_gpu(monkeypatch, gpu)
+    assert re.search(found, doctor.check_step(Config.of(**flags), Launch()))
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpu", "fault"),
+    [
+        ({"precision": "tf32"}, False, "--precision tf32 requires a GPU"),
+        ({"data_device": "cuda"}, False, "--data_device cuda cannot be used, because there is no GPU"),
+        ({"capture": "on"}, False, "--capture on: steps cannot be captured, because there is no GPU"),
+        ({"capture": "on", "data_device": "cpu"}, True, "made on the host: --data_device is cpu"),
+        ({"capture": "on", "storage": "uvm"}, True, "because --storage is uvm"),
+    ],
+)
+def test_flags_of_a_step_that_a_training_refuses_are_a_fault(
+    monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], gpu: bool, fault: str
+) -> None:
+    with_a_gpu(monkeypatch, gpu)
+    with pytest.raises(UserError, match=fault):
+        doctor.check_step(Config.of(**flags), Launch())
+
+
+def with_a_gpu(monkeypatch: pytest.MonkeyPatch, is_there: bool) -> None:
+    """Have the doctor find a GPU, or none."""
+    device = torch.device("cuda" if is_there else "cpu")
+    monkeypatch.setattr(doctor, "choose_device", lambda launch: device)
+    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", ModuleType("cuda.bindings"))
 
 
 def test_missing_data_are_neither_drawn_nor_downloaded(

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
@@ -37,6 +37,8 @@ from recsuite.sharding.storage import RowsInHostMemory, TableRows
 from recsuite.sharding.table_rules import RowWiseAdagrad
 from recsuite.sharding.torchrec_tables import OneRankTablesSharder, TorchRecTablesSharder
 from recsuite.training import steps
+from recsuite.training.device_batches import DeviceBatches, Records, StepInputs
+from recsuite.training.device_negatives import DeviceNegatives
 from recsuite.training.progress import Progress
 from recsuite.training.state import Schedule
 from recsuite.training.steps import BatchFeed, Pass
@@ -51,6 +53,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "response": {"task": "response"},
     "sequence": {"task": "sequence", "negatives": 8, "history": 20},
     "sequence, hstu": {"task": "sequence", "block": "hstu", "mlp_dims": (), "history": 20},
+}
+
+# Those whose batches are made on the device.
+ON_DEVICE: dict[str, dict[str, Any]] = {
+    **{name: MODELS[name] for name in ("days", "rating", "response")},
+    "ranking": {**MODELS["ranking"], "negatives": 10},
+    "ranking, equal weights": {"task": "ranking"},
+    "ranking, repeats": {**MODELS["ranking"], "negatives": 10, "seen": "allow"},
 }
 
 
@@ -87,6 +97,37 @@ def test_a_step_mixes_no_devices_and_does_not_synchronize(synthetic_folder: Path
         assert {part.device for part in (*tree_leaves(output), loss)} == {DEVICE}
         assert all(rows.values().grad.device == DEVICE for rows in looked_up.values())
         assert all(part.grad is None or part.grad.device == DEVICE for part in head.parameters())
+    assert crossings.found == []
+
+
+@pytest.mark.parametrize("name", ON_DEVICE)
+def test_a_step_with_a_batch_that_is_made_on_the_device_does_not_synchronize(
+    synthetic_folder: Path, name: str
+) -> None:
+    config = Config.of(data_path=str(synthetic_folder), batch_size=300, **ON_DEVICE[name])
+    model, _ = model_and_batch(config)
+    assert model.loss is not None
+    source = DeviceBatches(EventBatches(open_columns(config), config, 0, 1), torch.device("cpu"))
+    inputs = next(source.batches("train", 0)).inputs
+    with FakeTensorMode(allow_non_fake_inputs=False) as mode:
+
+        def move(part: Any) -> Any:
+            if isinstance(part, Records | DeviceNegatives | StepInputs):
+                vars(part).update(tree_map(move, vars(part)))
+            if isinstance(part, torch.device):
+                return DEVICE
+            return mode.from_tensor(part).to(DEVICE) if isinstance(part, torch.Tensor) else part
+
+        inputs = move(inputs)
+        vars(source).update(tree_map(move, vars(source)))
+        for module in (model.recommender.head, model.loss):
+            module._apply(move)
+        with Crossings() as crossings:
+            batch = ModelInput(**source.make(inputs))
+            looked_up = rows_on_device(model, batch.features)
+            rows = model.recommender.rows_of([looked_up], batch.counts)
+            model.loss(model.recommender.head(rows, batch), batch).backward()
+        assert all(rows.values().grad.device == DEVICE for rows in looked_up.values())
     assert crossings.found == []
 
 
@@ -228,21 +269,30 @@ def moved(
     model: TrainableModel, batch: ModelInput, move: Move
 ) -> tuple[TrainableModel, ModelInput, dict[str, JaggedTensor]]:
     """The same on another device, and rows as TorchRec looks them up there."""
-    head, features = model.recommender.head, batch.features
-    assert model.loss is not None
-    for module in (head, model.loss):
-        module._apply(move)
-    lengths = move(features.lengths())
+    features = batch.features
     there = KeyedJaggedTensor(
         features.keys(),
         move(features.values()),
-        lengths=lengths,
+        lengths=move(features.lengths()),
         stride=features.stride(),
         length_per_key=features.length_per_key(),
         offset_per_key=features.offset_per_key(),
     )
-    (dim,) = {*model.recommender.widths.values()}
-    looked_up = {
+    assert model.loss is not None
+    for module in (model.recommender.head, model.loss):
+        module._apply(move)
+    plain: dict[str, Any] = {
+        name: move(getattr(batch, name)) for name in ("labels", "weights", "numbers", "seen_bits")
+    }
+    members = Members(*map(move, batch.members))
+    batch = dataclasses.replace(batch, features=there, members=members, **plain)
+    return model, batch, rows_on_device(model, there)
+
+
+def rows_on_device(model: TrainableModel, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+    """Rows as TorchRec looks them up on the device."""
+    (dim,), lengths = {*model.recommender.widths.values()}, features.lengths()
+    return {
         name: JaggedTensor(
             values=torch.empty(number, dim, device=DEVICE, requires_grad=True), lengths=of_feature
         )
@@ -250,9 +300,3 @@ def moved(
             features.keys(), features.length_per_key(), lengths.view(len(features.keys()), -1), strict=True
         )
     }
-    plain: dict[str, Any] = {
-        name: move(getattr(batch, name)) for name in ("labels", "weights", "numbers", "seen_bits")
-    }
-    members = Members(*map(move, batch.members))
-    batch = dataclasses.replace(batch, features=there, members=members, **plain)
-    return model, batch, looked_up

@@ -9,7 +9,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor
 from recsuite.datasets.schema import HISTORY, ITEM, USER, Feature
 from recsuite.models.heads import TwoTower
 from recsuite.models.inputs import Inputs, Members
-from recsuite.models.layers import Recency
+from recsuite.models.layers import OwnItems, Recency, used_slots
 from tests.support.feature_rows import feature_rows
 
 DIM, LENGTHS, NUM_PLACES = 6, [3, 0, 1, 5], 4
@@ -76,6 +76,41 @@ def test_the_gradients_are_those_of_the_formula(recency: Recency, rows: torch.Te
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
         assert one.abs().max() > 0.1
+
+
+def test_histories_of_one_length_with_unused_slots_have_the_same_vectors_and_gradients(
+    recency: Recency, rows: torch.Tensor
+) -> None:
+    slots, own = max(LENGTHS), OwnItems()
+    own.gaps.data = torch.randn(own.gaps.shape, generator=torch.Generator().manual_seed(4))
+    counts, event = torch.tensor(LENGTHS), torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
+    place = torch.cat([torch.arange(length) for length in LENGTHS])
+    used = used_slots(counts, slots * len(counts))
+
+    def padded(values: torch.Tensor) -> torch.Tensor:
+        # What an unused slot has must not count.
+        spread = torch.full((len(counts), slots, *values.shape[1:]), 7).to(values.dtype)
+        return spread.index_put((event, place), values).flatten(0, 1)
+
+    told, found = members(), []
+    spread = told._replace(places=padded(told.places), gaps=padded(told.gaps))
+    directions = torch.randn(len(LENGTHS), DIM, generator=torch.Generator().manual_seed(2))
+    # Two lists without a slot come first.
+    lengths = torch.tensor([0, 0, *[slots] * len(counts)])
+    for vectors, added in (
+        (recency(rows, counts, told), own(told)),
+        (
+            recency(padded(rows), lengths, spread, used.view(-1))[2:],
+            own(spread, used.view(-1)).view(used.shape)[event, place],
+        ),
+    ):
+        total = (vectors * directions).sum() + added.square().sum()
+        wanted = [rows, *recency.parameters(), *own.parameters()]
+        found.append([vectors, added, *torch.autograd.grad(total, wanted)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.abs().max() > 0.1
+    assert own(spread, used.view(-1))[~used.view(-1)].tolist() == [0] * int((~used).sum())
 
 
 def test_near_weights_depend_on_the_position_and_far_weights_are_equal() -> None:

@@ -366,6 +366,17 @@ def test_what_a_history_adds_counts_like_a_product_with_one_number_for_each_item
     for one, other in zip(for_found, for_wanted, strict=True):
         torch.testing.assert_close(one, other)
         assert one.abs().max() > 0.01
+    # Lists of one length, whose unused slots add nothing.
+    slots, used = int(counts.max()), torch.arange(3) < counts[num_drawn:].unsqueeze(1)
+    place = used.view(-1).cumsum(0) - 1
+    features[HISTORY] = JaggedTensor(
+        history[place.clamp(min=0)], lengths=torch.tensor([0] * num_drawn + [slots] * number)
+    )
+    batch.counts = {HISTORY: counts[num_drawn:]}
+    added_there = torch.where(used.view(-1), own[place.clamp(min=0)], 0.0)
+    again = loss(loss_module.WithOwn(vectors, added_there), batch)
+    for one, other in zip((again, *torch.autograd.grad(again, (vectors, own))), for_found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_a_rank_beyond_the_global_batch_has_gradients_of_all_parts() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -11,6 +13,7 @@ from unittest import mock
 
 import pytest
 import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed import dist_data
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
@@ -23,6 +26,7 @@ from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.loader import EpochSampler, build_dataloader
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
+from recsuite.models.layers import padded_means
 from recsuite.models.tasks import ModelMaker
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding import plan
@@ -38,7 +42,7 @@ from recsuite.sharding.table_rules import (
     TableRule,
     check_rule,
 )
-from recsuite.sharding.torchrec_tables import OneRankTables
+from recsuite.sharding.torchrec_tables import CheckedFeatures, JoinedGradient, OneRankTables, _Parts
 from recsuite.training.progress import Progress
 from recsuite.training.state import build_train_state
 from recsuite.training.steps import BatchFeed
@@ -132,24 +136,68 @@ def test_one_rank_learns_without_the_exchanges_of_torchrec_what_it_learns_with_t
     assert state["changed user"].any()
 
 
-def test_one_rank_finds_features_in_the_order_of_its_lookup_and_sends_that_order_to_the_device_once() -> None:
+class Doubling:
+    """Stand-in for a kernel of FBGEMM, whose rows are the ids, twice. modes: of its checks of ids."""
+
+    def __init__(self) -> None:
+        self.bounds_check_mode_int = FATAL
+        self.modes: list[int] = []
+
+    def __call__(self, ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        self.modes.append(self.bounds_check_mode_int)
+        assert (offsets[0], offsets[-1]) == (0, len(ids))
+        return ids.float().unsqueeze(1).expand(-1, 2)
+
+
+FATAL, NONE = BoundsCheckMode.FATAL.value, BoundsCheckMode.NONE.value
+
+
+@pytest.mark.parametrize("groups", [[2], [1, 1]])
+@pytest.mark.parametrize(("kind", "mode"), [(KeyedJaggedTensor, FATAL), (CheckedFeatures, NONE)])
+def test_one_rank_finds_features_in_the_order_of_its_lookup_and_sends_that_order_to_the_device_once(
+    groups: list[int], kind: type[KeyedJaggedTensor], mode: int
+) -> None:
+    kernels = [(Doubling(), number, FATAL) for number in groups]
     tables: Any = SimpleNamespace(
-        feature_names=["c", "a"],
-        _lookups=[lambda features: features.values().float().repeat_interleave(2)],
-        _embedding_dim=2,
-        _positions=None,
-        post_lookup_tracker_fn=None,
+        feature_names=["c", "a"], _kernels=kernels, _positions=None, post_lookup_tracker_fn=None
     )
+    tables._rows_of = functools.partial(OneRankTables._rows_of, tables)
     with mock.patch.object(torch, "tensor", wraps=torch.tensor) as made:
         for first in (10, 40):
             lengths, values = torch.tensor([1, 1, 0, 1, 2, 0]), torch.arange(first, first + 5)
             made.reset_mock()
-            found = OneRankTables.forward(tables, KeyedJaggedTensor(["a", "b", "c"], values, lengths=lengths))
+            found = OneRankTables.forward(tables, kind(["a", "b", "c"], values, lengths=lengths))
             assert list(found) == ["c", "a"]
             assert found["a"].values().tolist() == [[first] * 2, [first + 1] * 2]
             assert found["c"].values().tolist() == [[first + 3] * 2, [first + 4] * 2]
             assert found["c"].lengths().tolist() == [2, 0]
             assert made.call_count == (1 if first == 10 else 0)
+    # Each call says anew whether ids are to be checked.
+    assert [kernel.modes for kernel, *_ in kernels] == [[mode, mode]] * len(groups)
+
+
+@pytest.mark.parametrize("uses", [1, 2])
+def test_the_gradient_of_a_padded_list_is_written_where_those_of_all_features_are(uses: int) -> None:
+    sizes, counts = [4, 4, 12, 4, 8], torch.tensor([0, 1, 2, 2])
+    held, target = torch.randn(sum(sizes), 3), torch.randn(4, 3)
+
+    def gradient(parts: Sequence[torch.Tensor], memory: Callable[[int], Any], rows: torch.Tensor) -> Any:
+        total = parts[0] * parts[1] + parts[3]
+        for factor in range(1, uses + 1):
+            weights = torch.arange(12.0) * factor
+            total = total + padded_means(parts[2], counts, weights, memory(2))
+        total = total + padded_means(parts[4], counts, None, memory(4))
+        return torch.autograd.grad((total * target).sum(), rows)[0]
+
+    plain, rows = held.clone().requires_grad_(), held.clone().requires_grad_()
+    joined = JoinedGradient(rows, sizes)
+    parts = _Parts.apply(rows, sizes, joined)
+    with mock.patch.object(torch, "cat", wraps=torch.cat) as copies:
+        found = gradient(parts, lambda index: functools.partial(joined.memory_of, index), rows)
+    assert torch.equal(found, gradient(plain.split(sizes), lambda index: None, plain))
+    # The gradient of a list that is used twice is a sum.
+    copied = [[len(part) for part in call.args[0]] for call in copies.call_args_list]
+    assert copied == ([[4, 4], [4]] if uses == 1 else [[4, 4, 12, 4]])
 
 
 def test_rows_that_fbgemm_returns_as_zeros_on_a_gpu_are_refused_there(context: RuntimeContext) -> None:

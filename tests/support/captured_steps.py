@@ -18,8 +18,8 @@ from torch import nn
 
 import recsuite as rs
 from example import RatingModel, make_loss
+from recsuite.checkpoint.stream_state import reopen_data
 from recsuite.config.config import Config
-from recsuite.datasets.opening import open_data
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.table import StaticTable, track_changes
 from recsuite.training.loop import Training
@@ -54,10 +54,10 @@ def maker(kind: type[RatingModel]) -> Any:
 
 
 def trained(config: Config, context: RuntimeContext, rule: Any, kind: type[RatingModel]) -> dict[str, Any]:
-    """Digests of a training of 3 epochs, its losses, and the lines that it prints."""
+    """Digests of a training of 3 epochs, or of a stream, its losses, and the lines that it prints."""
     said = io.StringIO()
     with (
-        open_data(config, context) as data,
+        reopen_data(config, context, trains=True) as data,
         contextlib.redirect_stdout(said),
         Training(data, config, context) as training,
     ):
@@ -91,7 +91,7 @@ def trained(config: Config, context: RuntimeContext, rule: Any, kind: type[Ratin
             "marks": digest(marks),
             "dense": digest(dense),
             "states": digest(states),
-            "losses": digest([torch.from_numpy(epoch.losses) for epoch in training.results]),
+            "losses": [epoch.train_loss for epoch in training.results],
             "returned": digest(returned),
             "generator": digest(
                 [torch.cuda.get_rng_state() if torch.cuda.is_available() else torch.get_rng_state()]
@@ -118,6 +118,9 @@ def main(folder: str) -> None:
     for name, rule in RULES.items():
         for capture in ("off", "auto"):
             found[f"{name} {capture}"] = trained(config.replaced(capture=capture), context, rule, Random)
+    for capture in ("off", "auto"):
+        stream = config.replaced(capture=capture, stream=True, window="60d", duplicates="keep")
+        found[f"stream {capture}"] = trained(stream, context, RULES["RowWiseAdagrad"], Random)
     # Last, since a failed capture may end in any way.
     for name, kind in (("waiting", Waiting), ("after it", Random)):
         try:

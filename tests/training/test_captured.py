@@ -12,16 +12,21 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from example import make_loss, make_model
+from recsuite.checkpoint.stream_state import reopen_data
 from recsuite.config.config import Config
 from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.opening import Data, open_data
+from recsuite.datasets.preparation import stream_reader
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
+from recsuite.training import captured, loop, steps
 from recsuite.training.captured import (
+    FEWEST_STEPS,
     MOST_CAPTURES,
     WARM_UP_STEPS,
     Number,
@@ -36,6 +41,12 @@ from tests.support.launch import GPUS, SUPPORT, python, succeeded
 
 CPU = torch.device("cpu")
 RULES = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "RowWiseAdam")
+
+# With and without drawn negatives, which differ from step to step.
+RANKINGS: list[dict[str, Any]] = [
+    {"task": "ranking", "history": 5, "batch_size": 250},
+    {"task": "ranking", "history": 5, "history_weights": "learned", "negatives": 30, "batch_size": 300},
+]
 
 
 class Repeated:
@@ -114,19 +125,31 @@ def check_equal(
 ) -> None:
     """A captured training has the bits of an eager one, and so many captures. begin: called before each."""
     begin()
-    captured = trained(opened, context, Repeated, between)
+    found = trained(opened, context, Repeated, between)
     assert len(Repeated.captured) == captures
     begin()
-    assert all(map(torch.equal, trained(opened, context, None, between), captured))
+    assert all(map(torch.equal, trained(opened, context, None, between), found))
 
 
 @pytest.mark.parametrize(("graph", "captures"), [(Repeated, 1), (Refusing, 1)])
 def test_a_captured_training_has_the_bits_of_an_eager_one(
     opened: tuple[Config, Data], context: RuntimeContext, graph: Any, captures: int
 ) -> None:
-    eager, captured = trained(opened, context), trained(opened, context, graph)
-    assert all(map(torch.equal, eager, captured))
+    eager, found = trained(opened, context), trained(opened, context, graph)
+    assert all(map(torch.equal, eager, found))
     assert len(Repeated.captured) == captures
+
+
+@pytest.mark.parametrize("flags", RANKINGS)
+def test_a_captured_ranking_has_the_bits_of_an_eager_one(
+    small_folder: Path, context: RuntimeContext, flags: dict[str, Any]
+) -> None:
+    Repeated.captured = []
+    config = Config.of(data_path=str(small_folder), epochs=2, cpu_tables="torchrec", **flags)
+    with open_data(config, context) as data:
+        eager, captured = (trained((config, data), context, graph) for graph in (None, Repeated))
+    assert all(map(torch.equal, eager, captured))
+    assert len(Repeated.captured) == 1
 
 
 def test_other_settings_of_the_optimizer_are_captured_again(
@@ -190,6 +213,62 @@ def test_what_python_reads_may_change_from_pass_to_pass(
         for epoch in training.epochs():
             learn(epoch, step)
     assert len(Repeated.captured) == opened[0].training.epochs
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the CPU make batches and repeat steps where a GPU does."""
+    Repeated.captured = []
+    monkeypatch.setattr(steps, "why_on_host", lambda *arguments: None)
+    monkeypatch.setattr(steps, "free_bytes", lambda device: 2**40)
+    monkeypatch.setattr(loop, "why_eager", lambda *arguments: None)
+    monkeypatch.setattr(captured, "CudaGraph", Repeated)
+
+
+def streamed(folder: Path, context: RuntimeContext, **flags: Any) -> list[tuple[float, float]]:
+    """Train loss and error of each window of a stream, with three growths of its columns."""
+    config = Config.of(data_path=str(folder), stream=True, window="60d", batch_size=60, history=5, **flags)
+    with reopen_data(config, context, trains=True) as data:
+        run = Training(data, config, context).run(make_model, make_loss)
+    assert len(run.epochs) > 10
+    return [(epoch.train_loss, epoch.validation["rmse"]) for epoch in run.epochs]
+
+
+def test_windows_of_a_stream_repeat_a_graph_until_their_columns_change(
+    small_folder: Path, context: RuntimeContext, monkeypatch: pytest.MonkeyPatch, request: Any
+) -> None:
+    monkeypatch.setattr(stream_reader, "PRUNE_EVERY", 1_500)
+    flags = {"cpu_tables": "torchrec"}
+    by_loader = streamed(small_folder, context, **flags)
+    request.getfixturevalue("as_on_a_gpu")
+    eager = streamed(small_folder, context, capture="off", **flags)
+    assert not Repeated.captured
+    assert streamed(small_folder, context, capture="auto", **flags) == eager
+    # The last columns have few steps left.
+    assert len(Repeated.captured) == 3
+    np.testing.assert_allclose(eager, by_loader, rtol=1e-4)
+
+
+def test_a_pass_of_few_steps_is_captured_only_if_that_is_required(
+    opened: tuple[Config, Data], context: RuntimeContext, as_on_a_gpu: None
+) -> None:
+    config, data = opened
+    config = config.replaced(batch_size=-(-data.columns.num_train // (FEWEST_STEPS - 1)))
+    for capture, captures in (("auto", 0), ("on", config.training.epochs)):
+        with open_data(config.replaced(capture=capture), context) as few:
+            Training(few, config.replaced(capture=capture), context).run(make_model, make_loss)
+        assert len(Repeated.captured) == captures
+
+
+def test_a_training_that_ends_before_a_capture_is_no_error(
+    opened: tuple[Config, Data], context: RuntimeContext, as_on_a_gpu: None, capsys: Any
+) -> None:
+    config, data = opened
+    config = config.replaced(capture="on", epochs=1, batch_size=-(-data.columns.num_train // WARM_UP_STEPS))
+    with open_data(config, context) as few:
+        Training(few, config, context).run(make_model, make_loss)
+    assert not Repeated.captured
+    assert "no step was captured" in capsys.readouterr().out
 
 
 def test_a_loop_that_names_no_step_is_refused_if_it_is_to_be_captured(
@@ -287,13 +366,13 @@ def on_a_gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rule", RULES)
-def test_captured_steps_of_a_gpu_have_the_bits_of_eager_ones(on_a_gpu: dict[str, Any], rule: str) -> None:
-    eager, captured = on_a_gpu[f"{rule} off"], on_a_gpu[f"{rule} auto"]
-    assert captured.pop("captured")
+@pytest.mark.parametrize("name", [*RULES, "stream"])
+def test_captured_steps_of_a_gpu_have_the_bits_of_eager_ones(on_a_gpu: dict[str, Any], name: str) -> None:
+    eager, found = on_a_gpu[f"{name} off"], on_a_gpu[f"{name} auto"]
+    assert found.pop("captured")
     assert not eager.pop("captured")
-    assert captured == eager
-    assert eager["steps"] >= 300
+    assert found == eager
+    assert eager["steps"] >= (100 if name == "stream" else 300)
 
 
 @pytest.mark.gpu

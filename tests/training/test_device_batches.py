@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from example import RatingModel, make_loss, make_model
+from recsuite.checkpoint.stream_state import reopen_data
 from recsuite.config.config import Config
 from recsuite.datasets import batching
 from recsuite.datasets.batches import EventBatches
@@ -23,7 +25,8 @@ from recsuite.datasets.schema import HISTORY
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.recommender import ModelInput
-from recsuite.training import device_batches
+from recsuite.sharding.torchrec_tables import CheckedFeatures
+from recsuite.training import device_batches, device_negatives
 from recsuite.training.device_batches import (
     DeviceBatches,
     DeviceInput,
@@ -237,6 +240,7 @@ def check_equal(made: ModelInput, expected: Batch) -> None:
         assert mine.dtype == other.dtype
         assert np.array_equal(mine.numpy(), other.numpy(), equal_nan=mine.is_floating_point())
     assert made.features.values().dtype == torch.int64
+    assert isinstance(made.features, CheckedFeatures)
 
 
 @pytest.mark.parametrize(
@@ -254,6 +258,34 @@ def test_a_batch_is_that_of_the_loader(config: Config, split: str, epoch: int, f
         check_equal(mine, other)
 
 
+@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("kind", ["history", "learned"])
+def test_a_batch_of_a_window_is_that_of_the_loader(
+    small_folder: Path, context: RuntimeContext, split: str, kind: str
+) -> None:
+    # Also behind other windows, whose users in a batch are hidden at other places.
+    flags = {**KINDS[kind], "stream": True, "window": "60d", "batch_size": 100}
+    config, window = Config.of(data_path=str(small_folder), **flags), (1_003, 1_341)
+    with reopen_data(config, context, trains=True) as opened:
+        dataset = opened.loader.dataset
+        dataset.first_event = 77
+        sampler = EpochSampler(dataset)
+        sampler.split, sampler.epoch, sampler.window = split, 3, window
+        expected = list(build_dataloader(dataset, sampler, config))
+        assert why_not_on_device(dataset, config, 2**40) is None
+        made = list(DeviceBatches(dataset, CPU).batches(split, 3, window=window))
+    assert len(made) == len(expected) == 4
+    for mine, other in zip(made, expected, strict=True):
+        check_equal(mine, other)
+
+
+def test_records_of_a_stream_that_has_learned_all_events_are_those_of_padding() -> None:
+    parts = {"features": (np.zeros((0, 3), np.int32), 7), "label": (np.zeros(0, np.float32), 0.5)}
+    found = device_batches.Records(parts, CPU).take(torch.zeros(2, dtype=torch.int32))
+    assert found["features"].tolist() == [[7] * 3] * 2
+    assert found["label"].tolist() == [[0.5]] * 2
+
+
 def test_each_batch_of_a_pass_has_the_same_shapes(config: Config) -> None:
     made = DeviceBatches(EventBatches(open_columns(config), config, rank=0, world_size=1), CPU)
     # Other splits have as many items as they read in order.
@@ -267,10 +299,19 @@ def test_each_batch_of_a_pass_has_the_same_shapes(config: Config) -> None:
 
 def test_a_pass_longer_than_one_block_is_the_same(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     made = DeviceBatches(EventBatches(open_columns(config), config, rank=0, world_size=1), CPU)
-    whole = [each.inputs.positions for each in made.batches("train", 1)]
+
+    def made_again() -> list[torch.Tensor]:
+        batches = list(made.batches("train", 1))
+        return [part for each in batches for part in (each.inputs.positions, each.inputs.negatives)] + [
+            each.seen_bits for each in batches
+        ]
+
+    whole = made_again()
     monkeypatch.setattr(device_batches, "EVENTS_AT_ONCE", 2 * made.dataset.batch_size + 1)
     monkeypatch.setattr(device_batches, "SHUFFLED_AT_ONCE", 77)
-    assert all(map(torch.equal, whole, (each.inputs.positions for each in made.batches("train", 1))))
+    monkeypatch.setattr(device_negatives, "DRAWN_AT_ONCE", 100)
+    monkeypatch.setattr(device_negatives, "PAIRS_AT_ONCE", 1)
+    assert all(map(torch.equal, whole, made_again()))
 
 
 @pytest.mark.parametrize("name", ["long lists", "long lists, drawn"])
@@ -324,6 +365,20 @@ def test_columns_that_do_not_fit_stay_on_the_host(synthetic_folder: Path) -> Non
     assert why_not_on_device(dataset, config, 3 * needed) is None
 
 
+@pytest.mark.parametrize("name", ["user", "year", "genres", HISTORY])
+def test_rows_that_a_table_does_not_have_are_refused_before_the_first_step(
+    small_folder: Path, name: str
+) -> None:
+    config = Config.of(data_path=str(small_folder))
+    dataset = EventBatches(open_columns(config), config, rank=0, world_size=1)
+    next(DeviceBatches(dataset, CPU).batches("train", 0))
+    dataset.tables = tuple(
+        replace(table, rows=table.rows - 1) if table.name == name else table for table in dataset.tables
+    )
+    with pytest.raises(UserError, match=rf"columns of {name} must have rows from 0 to .* --rebuild"):
+        DeviceBatches(dataset, CPU)
+
+
 @pytest.fixture
 def data(small_folder: Path, context: RuntimeContext) -> Iterator[tuple[Config, Data]]:
     config = Config.of(data_path=str(small_folder), batch_size=250, epochs=2, cpu_tables="torchrec")
@@ -333,25 +388,36 @@ def data(small_folder: Path, context: RuntimeContext) -> Iterator[tuple[Config, 
 
 def test_a_gpu_is_required_for_its_batches(data: tuple[Config, Data], context: RuntimeContext) -> None:
     config = data[0].replaced(data_device="cuda")
-    with Training(data[1], config, context) as training, pytest.raises(UserError, match="requires a GPU"):
+    with Training(data[1], config, context) as training, pytest.raises(UserError, match="there is no GPU"):
         training.shard(make_model)
 
 
-def test_a_training_with_them_learns_the_same(data: tuple[Config, Data], context: RuntimeContext) -> None:
-    losses = []
-    for on_device in (False, True):
-        with Training(data[1], data[0], context) as training:
-            model = training.shard(make_model, make_loss(training.columns, training.config))
-            if on_device:
-                training.feed.on_device = DeviceBatches(data[1].loader.dataset, CPU)
-            for epoch in training.epochs():
-                for batch in epoch:
-                    assert isinstance(batch, DeviceInput) == on_device
-                    model.train_on(batch)
-                training.save(training.validate())
-            run = training.finish()
-        losses.append([*(epoch.train_loss for epoch in run.epochs), run.test["rmse"]])
-    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+TRAININGS: dict[str, dict[str, Any]] = {
+    "rating": {},
+    "ranking": {"task": "ranking", "history": 5, "negatives": 30},
+    "learned": {**LEARNED, "batch_size": 300},
+    "repeats": {**LEARNED, "negatives": 30, "seen": "allow"},
+}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_training_with_them_learns_the_same(small_folder: Path, context: RuntimeContext, name: str) -> None:
+    losses, flags = [], {"batch_size": 250, "epochs": 2, "cpu_tables": "torchrec", **TRAININGS[name]}
+    config = Config.of(data_path=str(small_folder), **flags)
+    with open_data(config, context) as data:
+        for on_device in (False, True):
+            with Training(data, config, context) as training:
+                model = training.shard(make_model, make_loss(training.columns, config))
+                if on_device:
+                    training.feed.on_device = DeviceBatches(data.loader.dataset, CPU)
+                for epoch in training.epochs():
+                    for batch in epoch:
+                        assert isinstance(batch, DeviceInput) == on_device
+                        model.train_on(batch)
+                    training.save(training.validate())
+                run = training.finish()
+            losses.append([*(epoch.train_loss for epoch in run.epochs), *run.test.values.values()])
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5, nan_ok=True)
 
 
 def test_features_come_in_the_order_of_the_lookup(config: Config) -> None:

@@ -14,7 +14,7 @@ Shapes: B events, V values of all lists, R distinct rows of D numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -88,8 +88,9 @@ class PairMLP(nn.Sequential):
         """
         bias, (of_user, of_item, of_product), others = self._parts()
         hidden = torch.addmm(bias, users, of_user.t())
-        hidden = torch.addmm(hidden, items, of_item.t())
-        hidden = torch.addmm(hidden, product, of_product.t())
+        for inputs, weights in ((items, of_item), (product, of_product)):
+            # In place: otherwise it is copied first. Autocast converts no operand of such an operation.
+            hidden = hidden.addmm_(inputs.to(hidden.dtype), weights.t().to(hidden.dtype))
         for layer in others:
             hidden = layer(hidden)
         return hidden.squeeze(1)
@@ -161,7 +162,7 @@ class _BiasedProducts(torch.autograd.Function):
             return scores, products, squares
         products = users * items
         scores = products.sum(dim=1) + (users[:, 0] + items[:, 0] - products[:, 0])
-        return scores, products, users.square().sum(dim=1) + items.square().sum(dim=1)
+        return scores, products, _sums_of_squares(users) + _sums_of_squares(items)
 
     @staticmethod
     def backward(
@@ -182,6 +183,14 @@ class _BiasedProducts(torch.autograd.Function):
         of_users[:, 0] += of_scores
         of_items[:, 0] += of_scores
         return of_users, of_items
+
+
+def _sums_of_squares(vectors: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the squares of each vector, [B]."""
+    if vectors.device.type == "cpu":
+        return vectors.square().sum(dim=1)
+    # Without an array of all squares, which takes as long again to write and to read.
+    return torch.linalg.vector_norm(vectors, dim=1).square()
 
 
 def _has_loop(ctx: Any, users: torch.Tensor, items: torch.Tensor) -> bool:
@@ -242,18 +251,22 @@ def means(rows: torch.Tensor, weights: torch.Tensor, lengths: torch.Tensor) -> t
 
 
 def padded_means(
-    rows: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor | None, num_lists: int
+    rows: torch.Tensor,
+    counts: torch.Tensor,
+    weights: torch.Tensor | None,
+    num_lists: int,
+    memory: Callable[[], torch.Tensor | None] | None = None,
 ) -> torch.Tensor:
     """Return the mean of each list of rows, float32 [lists, D], zero for an empty list.
 
     rows: of the last B lists, of L slots each, float32 [B * L, D], of which the first `counts`, int32 [B],
     are used; weights: factors of the rows, float32 [B * L], without a gradient; None for 1; num_lists: B, and
-    lists before them that have no slots.
+    lists before them that have no slots; memory: returns that of the gradient of the rows, None where the
+    gradient shall have its own.
     """
     factors = rows.new_ones(1) if weights is None else weights.detach().view(len(counts), -1)
     factors = torch.where(used_slots(counts, len(rows)), factors, 0.0)
-    # Not a matrix product, whose order of additions depends on the library and the size.
-    sums = (rows.view(*factors.shape, -1) * factors.unsqueeze(2)).sum(dim=1)
+    sums: torch.Tensor = _PaddedSums.apply(rows, factors, memory)
     means = sums / counts.unsqueeze(1).clamp(min=1)
     without = num_lists - len(counts)
     return nn.functional.pad(means, (0, 0, without, 0)) if without else means
@@ -337,6 +350,26 @@ class _WeightedSums(torch.autograd.Function):
         gradients = repeated(gradient, lengths, num_rows).view(shape)
         of_weights = None if rows is None else (gradients * rows.view(shape)).sum(dim=2).t()
         return gradients.mul_(weights.t().unsqueeze(2)).view(num_rows, dim), of_weights, None
+
+
+class _PaddedSums(torch.autograd.Function):
+    """Sum of each list of rows times factors, [B, D], of rows [B * L, D] and factors [B, L]."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, factors: torch.Tensor, memory: Any) -> torch.Tensor:
+        ctx.save_for_backward(factors)
+        ctx.memory = memory
+        # Not a matrix product, whose order of additions depends on the library and the size.
+        return (rows.view(*factors.shape, -1) * factors.unsqueeze(2)).sum(dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (factors,), memory = ctx.saved_tensors, ctx.memory and ctx.memory()
+        gradient, factors = gradient.unsqueeze(1), factors.unsqueeze(2)
+        if memory is None:
+            return (gradient * factors).flatten(0, 1), None, None
+        torch.mul(gradient, factors, out=memory.view(*factors.shape[:2], -1))
+        return memory, None, None
 
 
 class _SlowBias(torch.autograd.Function):

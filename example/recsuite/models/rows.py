@@ -174,7 +174,8 @@ class FeatureRows:
         if name in self.joined:
             rows = _joined_means(rows, self.counts[name], factors)
         elif name in self.counts:
-            rows = padded_means(rows, self.counts[name], factors, len(looked_up.lengths()))
+            memory = getattr(looked_up, "gradient_memory", None)
+            rows = padded_means(rows, self.counts[name], factors, len(looked_up.lengths()), memory)
         elif factors is not None or name in self.lists:
             factors_of_rows = torch.ones_like(rows[:, 0]) if factors is None else factors
             rows = means(rows, factors_of_rows, looked_up.lengths())

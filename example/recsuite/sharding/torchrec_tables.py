@@ -11,23 +11,26 @@ TorchRec's lookup finds rows on the rank that receives the id. So an id without 
 the unknown row, and FBGEMM's optimizer updates the copy. The gradient is computed from that update, and the
 update is repeated with the sum of all gradients: the same as on one rank, except for rounding.
 
-On one rank, without dynamic tables and without a pipeline, TorchRec's exchanges are skipped.
+On one rank, without dynamic tables and without a pipeline, TorchRec's exchanges are skipped, and FBGEMM's
+kernels are called without its wrappers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_sharding import bucketize_kjt_before_all2all
 from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.sharding.rw_sharding import RwSparseFeaturesDist
 from torchrec.distributed.types import Awaitable, LazyAwaitable
-from torchrec.modules.utils import construct_jagged_tensors
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from typing_extensions import override
 
@@ -235,8 +238,89 @@ class TorchRecTablesSharder(TablesSharder):
         return TorchRecTables(self.dynamic, *arguments, **options)
 
 
+class CheckedFeatures(KeyedJaggedTensor):
+    """Features whose ids were compared with the sizes of their tables before; the lookup need not do so."""
+
+
+class RowsOfFeature:
+    """Rows of a feature, a `LookedUp`; TorchRec's class makes a dozen calls for each."""
+
+    __slots__ = ("_counts", "_rows", "gradient_memory")
+
+    def __init__(
+        self, rows: torch.Tensor, counts: torch.Tensor, memory: Callable[[], torch.Tensor | None]
+    ) -> None:
+        self._rows, self._counts, self.gradient_memory = rows, counts, memory
+
+    def values(self) -> torch.Tensor:
+        """Return the rows, float32 [V, D]."""
+        return self._rows
+
+    def lengths(self) -> torch.Tensor:
+        """Return the number of values of each event, [B]."""
+        return self._counts
+
+
+class JoinedGradient:
+    """Gradient of the rows of all features, [V, D], of which a backward may write the part of a feature.
+
+    Otherwise the gradient of a list is written once, and copied once. rows: those of all features, [V, D];
+    sizes: number of rows of each feature.
+    """
+
+    def __init__(self, rows: torch.Tensor, sizes: Sequence[int]) -> None:
+        self._rows, self._sizes = rows.detach(), sizes
+        self._all: torch.Tensor | None = None
+        # Memory by the index of the feature.
+        self._given: dict[int, torch.Tensor] = {}
+
+    def memory_of(self, index: int) -> torch.Tensor | None:
+        """Return the memory for the gradient of a feature; None after the first time in a backward."""
+        if index in self._given:
+            return None
+        if self._all is None:
+            self._all = torch.empty_like(self._rows)
+        self._given[index] = self._all.split(self._sizes)[index]
+        return self._given[index]
+
+    def joined(self, gradients: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Return the gradients of all features in one tensor, and end the backward."""
+        everything, given = self._all, self._given
+        self._all, self._given = None, {}
+        if everything is None:
+            return torch.cat(gradients)
+        # A feature that was used twice has another gradient than the part that was written.
+        is_there = [
+            index in given and given[index].data_ptr() == gradient.data_ptr()
+            for index, gradient in enumerate(gradients)
+        ]
+        end = 0
+        for is_written, run in groupby(zip(is_there, gradients, strict=True), itemgetter(0)):
+            # Neighbours are copied by one kernel.
+            copied = [gradient for _, gradient in run]
+            begin, end = end, end + sum(map(len, copied))
+            if not is_written:
+                torch.cat(copied, out=everything[begin:end])
+        return everything
+
+
+class _Parts(torch.autograd.Function):
+    """Rows of each feature, as views; the gradients are joined."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, sizes: Sequence[int], joined: JoinedGradient
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.joined = joined
+        return rows.split(sizes)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.joined.joined(gradients), None, None
+
+
 class OneRankTables(ShardedEmbeddingCollection):
-    """Sharded tables of a model on one rank, whose lookup skips TorchRec's exchanges.
+    """Sharded tables of a model on one rank, whose lookup skips TorchRec's exchanges and wrappers.
 
     The exchanges have no effect there, and their Python code takes time. On a GPU they also wait for the
     device in each step: the order of the features is copied to it from pageable memory
@@ -246,16 +330,20 @@ class OneRankTables(ShardedEmbeddingCollection):
     # Positions of the tables' features among those of a batch, which all batches have in the same order.
     _positions: tuple[list[int], torch.Tensor] | None = None
 
-    @property
-    def feature_names(self) -> list[str]:
-        """Features in the order of the lookup; a batch with another order costs some kernels."""
-        (sharding,) = self._sharding_type_to_sharding.values()
-        names: list[str] = sharding.feature_names()
-        return names
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        (sharding,), (lookup,) = self._sharding_type_to_sharding.values(), self._lookups
+        # Features in the order of the lookup; a batch with another order costs some kernels.
+        self.feature_names: list[str] = sharding.feature_names()
+        # FBGEMM's kernels, one for each kind of memory, each with the number of its features.
+        self._kernels = [
+            (group.emb_module, group.config.num_features(), group.emb_module.bounds_check_mode_int)
+            for group in lookup._emb_modules
+        ]
 
-    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, RowsOfFeature]:
         """Return the rows of ids; the backward updates the tables."""
-        (lookup,), names, wanted = self._lookups, features.keys(), self.feature_names
+        names, wanted, is_checked = features.keys(), self.feature_names, isinstance(features, CheckedFeatures)
         if names != wanted:
             if self._positions is None:
                 positions = [names.index(name) for name in wanted]
@@ -264,10 +352,30 @@ class OneRankTables(ShardedEmbeddingCollection):
                 self._positions = positions, on_device
             features = features.permute(*self._positions)
         with profiler_range("lookup"):
-            rows = lookup(features).view(-1, self._embedding_dim)
+            rows = self._rows_of(features, is_checked)
         if self.post_lookup_tracker_fn is not None:
             self.post_lookup_tracker_fn(features, rows, self, None)
-        return construct_jagged_tensors(rows, features, features.keys())
+        sizes = features.length_per_key()
+        joined = JoinedGradient(rows, sizes)
+        parts, counts = _Parts.apply(rows, sizes, joined), features.lengths().view(len(wanted), -1).unbind()
+        return {
+            name: RowsOfFeature(parts[index], counts[index], partial(joined.memory_of, index))
+            for index, name in enumerate(wanted)
+        }
+
+    def _rows_of(self, features: KeyedJaggedTensor, is_checked: bool) -> torch.Tensor:
+        """Return the row of each id, [V, D]. is_checked: see `CheckedFeatures`."""
+        ids, offsets, parts = features.values().long(), features.offsets(), []
+        first, ends, stride = 0, features.offset_per_key(), features.stride()
+        for kernel, number, check in self._kernels:
+            kernel.bounds_check_mode_int = BoundsCheckMode.NONE.value if is_checked else check
+            if number == len(ends) - 1:
+                return kernel(ids, offsets)
+            end = first + number
+            mine = offsets[first * stride : end * stride + 1] - ends[first]
+            parts.append(kernel(ids[ends[first] : ends[end]], mine))
+            first = end
+        return torch.cat(parts)
 
 
 class OneRankTablesSharder(TablesSharder):

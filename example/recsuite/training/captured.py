@@ -26,16 +26,20 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch.utils._pytree import tree_map
 from typing_extensions import override
 
-from recsuite.errors import UserError
+from recsuite.config.config import Config
+from recsuite.config.sections import UVM
+from recsuite.errors import require
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.recommender import ModelInput
-from recsuite.training.device_batches import DeviceInput, StepInputs
+from recsuite.training.device_batches import DeviceBatches, DeviceInput, StepInputs
 from recsuite.training.state import ShardedModel, kernels_of
 
 # Eager steps before the capture: libraries allocate and choose kernels in them.
 WARM_UP_STEPS = 3
 # Captures of a pass. Another one costs as much as several eager steps.
 MOST_CAPTURES = 3
+# Steps that repeat a graph at least, or none is made: then it costs more than it saves.
+FEWEST_STEPS = 10
 # The first marker of each format. Odd, so that no address has its bytes, and no rate or count of a training.
 MARKERS = {"<f": 0x3D9A7B31, "<d": 0x3FB353BDC2D8A5E7, "<q": 0x12345601}
 # Optimizers of FBGEMM whose kernel takes the number of the step.
@@ -94,10 +98,14 @@ class TrainingStep:
         self.function, self.model, self.context = function, model, context
         self.is_required, self.make_graph = is_required, make_graph or CudaGraph
         self.graph: StepGraph | None = None
-        self.is_eager = self.has_captured = self._has_read = False
+        self.is_eager = self.has_captured = False
         self._eager_steps = self._captures = 0
         # Eager steps of batches whose lists have more values than their budget.
         self.above_budget = 0
+        self._steps_left = FEWEST_STEPS
+        self._said: set[str] = set()
+        # Of the graph.
+        self._source: DeviceBatches | None = None
         self._inputs: StepInputs
         self._copied: StepInputs
         self._fixed: list[dict[str, Any]] = []
@@ -115,7 +123,7 @@ class TrainingStep:
             return self.function(batch)
         if batch.is_made:
             # The script may have changed what it read.
-            self._say_that_it_reads()
+            self._stay_eager("the script reads a batch before its step")
             return self.function(batch)
         if self._eager_steps < WARM_UP_STEPS:
             self._eager_steps += 1
@@ -123,10 +131,15 @@ class TrainingStep:
             if self.model.is_pending:
                 self._give_up("the function of the step does not end with model.step()")
             return result
-        if self.graph is not None and self._fixed != fixed_settings(self.model):
-            # A script has changed them.
+        if self.graph is not None and (
+            self._source is not batch.source or self._fixed != fixed_settings(self.model)
+        ):
+            # A stream has grown, or a script has changed a setting.
             self.close()
         if self.graph is None:
+            if self._steps_left < FEWEST_STEPS and not self.is_required:
+                self._stay_eager(f"fewer than {FEWEST_STEPS} steps could repeat it")
+                return self.function(batch)
             self._captures += 1
             if self._captures > MOST_CAPTURES:
                 self._give_up("a setting of the dense optimizer or of a module changes from step to step")
@@ -147,7 +160,7 @@ class TrainingStep:
 
     def _capture(self, batch: DeviceInput) -> None:
         self._inputs, self._copied, model = batch.inputs.clone(), batch.inputs, self.model
-        inputs = self._inputs
+        self._source, inputs = batch.source, self._inputs
 
         def run() -> tuple[Any, torch.Tensor | None]:
             return self.function(DeviceInput(batch.source, inputs)), model.loss
@@ -178,22 +191,26 @@ class TrainingStep:
             self.context.say("steps are captured: each is one CUDA graph")
         self.has_captured = True
 
-    def _say_that_it_reads(self) -> None:
-        reason = "the script reads a batch before its step"
+    def _stay_eager(self, reason: str) -> None:
+        """Say once why some steps are eager; refuse it if that is required."""
         if self.is_required:
             self._give_up(reason)
-        if not self._has_read:
+        if reason not in self._said:
             self.context.say(f"a step is not captured where {reason}")
-        self._has_read = True
+        self._said.add(reason)
 
-    def begin_pass(self) -> None:
-        """Capture anew in the next pass: what Python reads in a step may change from pass to pass."""
-        self.close()
-        self._captures = 0
+    def begin_pass(self, num_steps: int, keeps: bool = False) -> None:
+        """Capture anew in the next pass: what Python reads in a step may change from pass to pass.
+
+        num_steps: that can repeat a graph; keeps: a graph stays, as in windows of the same columns.
+        """
+        self._steps_left = num_steps
+        if not keeps:
+            self.close()
+            self._captures = 0
 
     def _give_up(self, reason: str) -> None:
-        if self.is_required:
-            raise UserError(f"--capture on: steps cannot be captured, because {reason}; give auto or off.")
+        check_capture(self.is_required, reason)
         self.is_eager = True
         # A CPU has no graphs, and needs no line about them.
         if self.context.device.type == "cuda":
@@ -203,7 +220,34 @@ class TrainingStep:
         """Free the graph. To be called before the process group ends: a graph may hold its kernels."""
         if self.graph is not None:
             self.graph.close()
-            self.graph = None
+            # Columns are large.
+            self.graph = self._source = None
+
+
+def check_capture(is_required: bool, reason: str | None) -> None:
+    """Refuse --capture on for a reason, unless it is None."""
+    require(
+        not is_required or reason is None,
+        f"--capture on: steps cannot be captured, because {reason}; give auto or off",
+    )
+
+
+def why_eager(config: Config, device: torch.device, why_on_host: str) -> str | None:
+    """Return the reason why no model has captured steps with these flags, or None.
+
+    why_on_host: the reason why batches are made there, "" if they are not.
+    """
+    if device.type != "cuda":
+        return "there is no GPU"
+    if why_on_host:
+        return f"batches are made on the host: {why_on_host}"
+    if config.tables.storage == UVM:
+        return f"--storage is {UVM}"
+    try:
+        import cuda.bindings  # noqa: F401
+    except ImportError:
+        return "cuda-bindings is not installed"
+    return None
 
 
 def why_no_capture(model: ShardedModel) -> str | None:

@@ -34,16 +34,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.nn.functional import pad
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsuite.config.config import Config
 from recsuite.config.sections import UVM_CACHING
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.batching import MASKED_EVERY, history_prefix
 from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, UNKNOWN_ROW, USER, Table
+from recsuite.errors import require
 from recsuite.models.inputs import Members
 from recsuite.models.rows import PaddedListError
 from recsuite.sharding.recommender import ModelInput
+from recsuite.sharding.torchrec_tables import CheckedFeatures
 from recsuite.time_buckets import NUM_TIME_BUCKETS
 from recsuite.training.device_negatives import BYTES_OF_PLACE, DeviceNegatives, marks_seen
 from recsuite.training.device_order import DeviceOrder, ReadInputs, spread
@@ -168,7 +169,8 @@ class Records:
         self.fields: dict[str, tuple[int, int, torch.dtype]] = {}
         columns, begin = [], 0
         for name, (values, _) in parts.items():
-            columns.append(values.reshape(len(values), -1))
+            # With numbers: a stream that has learned all events has none.
+            columns.append(values.reshape(len(values), math.prod(values.shape[1:])))
             is_float = values.dtype == np.float32
             self.fields[name] = begin, columns[-1].shape[1], torch.float32 if is_float else torch.int32
             begin += columns[-1].shape[1]
@@ -184,6 +186,11 @@ class Records:
             for values, (_, padding) in zip(columns, parts.values(), strict=True)
         ]
         self.values[number:] = torch.from_numpy(np.concatenate(last, axis=1)).to(device)
+
+    def column(self, name: str) -> torch.Tensor:
+        """Return a field of all records, int32 [n + 1, width]."""
+        begin, width, _ = self.fields[name]
+        return self.values[:, begin : begin + width]
 
     def take(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the fields of some records, [B, width] each; one kernel."""
@@ -264,6 +271,27 @@ class DeviceBatches:
         self.slots = torch.arange(max(slots.values()), dtype=torch.int32, device=device)
         self.no_reads = ReadInputs(self.slots[:0], self.slots[:0])
         self._masks: dict[Any, StepMasks] = {}
+        self._check_rows()
+
+    def _check_rows(self) -> None:
+        """Refuse rows that a table does not have: the lookup of a batch does not check them again."""
+        num_rows = {table.name: table.rows for table in self.dataset.tables}
+        records = (*self.entities, self.events)
+        singles = [column for each in records for column in each.column("features").unbind(1)]
+        held = [
+            *zip(self.single_names, singles, strict=True),
+            *((name, values) for name, (_, values, _) in self.lists.items()),
+            *((HISTORY, items[:, 0]) for items, _ in self.histories.values()),
+        ]
+        for name, values in held:
+            # A history without a table of its own has rows of the items' table.
+            number = num_rows[name] or num_rows[self.dataset.schema.item]
+            least, most = torch.stack(values.aminmax()).tolist()
+            require(
+                0 <= least <= most < number,
+                f"The prepared columns of {name} must have rows from 0 to {number - 1:,}, got {least:,} to "
+                f"{most:,}. Fix: give --rebuild, which makes them again",
+            )
 
     def _layout_of(self, num_drawn: int, budgets: dict[str, int], is_above: bool) -> KeyLayout:
         """Return the layout of batches with so many drawn items. budgets: see `KeyLayout`."""
@@ -344,10 +372,13 @@ class DeviceBatches:
         held += [self.order.events] if self.order is not None else []
         return sum(tensor.nbytes for tensor in held) + self.negatives.nbytes
 
-    def batches(self, split: str, epoch: int, first: int = 0) -> Iterator[DeviceInput]:
-        """Yield the batches of a pass over a split from event number `first` on."""
-        size, sizes = self.dataset.batch_size, self.dataset.step_sizes(split, first)
-        begin, trains = self.dataset.positions_of(split).start + first, split == "train"
+    def batches(
+        self, split: str, epoch: int, first: int = 0, window: tuple[int, int] | None = None
+    ) -> Iterator[DeviceInput]:
+        """Yield the batches of a pass over a split, or a window of a stream, from event number `first` on."""
+        size, sizes = self.dataset.batch_size, self.dataset.step_sizes(split, first, window)
+        events, trains = self.dataset.positions_of(split, window), split == "train"
+        begin = self.dataset.first_event + events.start + first
         steps_at_once = max(1, EVENTS_AT_ONCE // (size + self.negatives.number))
         begins, nothing = range(first, first + sum(sizes), size), itertools.repeat(self.negatives.nothing)
         all_drawn = self.negatives.of_steps(epoch, begins) if trains else nothing
@@ -355,21 +386,24 @@ class DeviceBatches:
         for step in range(0, len(sizes), steps_at_once):
             part = sizes[step : step + steps_at_once]
             drawn = [*itertools.islice(all_drawn, len(part))]
-            order, turns = self._order_of(split, epoch, range(begins[step], begins[step] + sum(part)))
+            numbers = range(begins[step], begins[step] + sum(part))
+            order, turns = self._order_of(split, epoch, events, numbers)
             layouts = self._layouts_of(split, order, turns, drawn)
             for place, (number, negatives, layout) in enumerate(zip(part, drawn, layouts, strict=True)):
                 mine = slice(place * size, (place + 1) * size)
-                masks = self._masks_of(trains, (begin + (step + place) * size) % MASKED_EVERY, number)
+                # In a window the events of a small batch have the weights of those of a full one.
+                weight = size / number if window is None else 1.0
+                masks = self._masks_of(trains, (begin + (step + place) * size) % MASKED_EVERY, number, weight)
                 reads = ReadInputs(turns[:, mine], seed)
                 yield DeviceInput(self, StepInputs(order[mine], masks, split, negatives, reads, layout))
 
-    def _masks_of(self, trains: bool, begin: int, number: int) -> StepMasks:
+    def _masks_of(self, trains: bool, begin: int, number: int, weight: float) -> StepMasks:
         """Return the masks of a step of events from `begin` on, as `EventBatches._mask_ids` counts them."""
-        key = trains, begin if trains else 0, number
+        key = trains, begin if trains else 0, number, weight
         if key not in self._masks:
             size = self.dataset.local_batch_size
             weights = np.zeros(size, np.float32)
-            weights[:number] = size / number
+            weights[:number] = weight
             hidden, hides_numbers = np.zeros((self.num_single, size), bool), np.zeros((size, 1), bool)
             if trains:
                 every = self.dataset.hidden_every
@@ -381,12 +415,14 @@ class DeviceBatches:
             self._masks[key] = StepMasks(*made)
         return self._masks[key]
 
-    def _order_of(self, split: str, epoch: int, numbers: range) -> tuple[torch.Tensor, torch.Tensor]:
+    def _order_of(
+        self, split: str, epoch: int, events: range, numbers: range
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return positions and turns of events by their numbers in a pass, int32, and padding up to a batch.
 
         The turns have no columns for a model that does not read the order.
         """
-        size, positions = self.dataset.batch_size, self.dataset.positions_of(split)
+        size = self.dataset.batch_size
         length, padding = -(-len(numbers) // size) * size, len(self.events.values) - 1
         order = torch.full((length,), padding, dtype=torch.int32, device=self.device)
         turns = torch.full((2, length * (self.order is not None)), -1, dtype=torch.int32, device=self.device)
@@ -400,8 +436,8 @@ class DeviceBatches:
                 continue
             part = torch.arange(begin, end, device=self.device)
             if split == "train":
-                part = shuffled(part, len(positions), self.dataset.seed, epoch)
-            order[mine] = part + positions.start
+                part = shuffled(part, len(events), self.dataset.seed, epoch)
+            order[mine] = part + events.start
         return order, turns
 
     def make(self, inputs: StepInputs) -> dict[str, Any]:
@@ -445,7 +481,7 @@ class DeviceBatches:
             of_order = self.order.members(inputs, before, layout.budgets[HISTORY])
             history, counts[HISTORY], members = of_order
             parts[item] = torch.cat([parts[item], history])
-        features = KeyedJaggedTensor(
+        features = CheckedFeatures(
             self.keys,
             torch.cat([parts[name] for name in self.keys]).long(),
             lengths=layout.lengths,
@@ -630,22 +666,43 @@ def _prefixes(dataset: EventBatches) -> list[str]:
     ]
 
 
+def why_on_host(config: Config, device: torch.device, world_size: int) -> str | None:
+    """Return the reason why any data have batches of the loader with these flags and ranks, or None."""
+    if device.type == "cpu":
+        return "there is no GPU"
+    if config.training.data_device == "cpu":
+        return "--data_device is cpu"
+    return _why_not_by_flags(config, world_size)
+
+
+def check_data_device(config: Config, reason: str | None) -> None:
+    """Refuse --data_device cuda for a reason, unless it is None."""
+    require(
+        config.training.data_device != "cuda" or reason is None,
+        f"--data_device cuda cannot be used, because {reason}; give auto or cpu",
+    )
+
+
+def _why_not_by_flags(config: Config, world_size: int) -> str | None:
+    if world_size > 1:
+        return "there are several processes"
+    if config.loader.num_workers != 0:
+        return f"--num_workers is {config.loader.num_workers}"
+    if config.training.pipeline == "sparse_dist":
+        return "--pipeline is sparse_dist"
+    if config.tables.storage == UVM_CACHING:
+        return f"--storage is {UVM_CACHING}"
+    return None
+
+
 def why_not_on_device(dataset: EventBatches, config: Config, free_bytes: int) -> str | None:
     """Return the reason why batches of a data set are not made on the device, or None.
 
     free_bytes: of the device's memory, after the tables.
     """
     model, features = config.model, dataset.features
-    if dataset.world_size > 1:
-        return "there are several processes"
-    if config.loader.num_workers != 0:
-        return f"--num_workers is {config.loader.num_workers}"
-    if config.stream.stream:
-        return "a stream grows"
-    if config.training.pipeline == "sparse_dist":
-        return "--pipeline is sparse_dist"
-    if config.tables.storage == UVM_CACHING:
-        return f"--storage is {UVM_CACHING}"
+    if (reason := _why_not_by_flags(config, dataset.world_size)) is not None:
+        return reason
     if any(table.feature.is_dynamic for table in dataset.tables):
         return "tables are dynamic"
     for table in dataset.tables:

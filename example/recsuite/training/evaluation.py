@@ -558,11 +558,14 @@ class RankingEvaluator(Evaluator):
             users[part] = user
             scores[part] = (user.double() * item.double()).sum(dim=1)
             if of_history is not None:
+                # With the unused slots of padded histories, which add nothing.
                 history = batch.features[HISTORY]
                 counts = history.lengths().long()[:size]
+                if HISTORY in batch.counts:
+                    of_history = of_history[: size * (len(of_history) // len(vectors))]
                 numbers = torch.arange(part.start, part.stop, device=device)
                 numbers = repeated(numbers, counts, len(of_history))
-                added.add(numbers, history.values(), of_history)
+                added.add(numbers, history.values()[: len(of_history)], of_history)
         scores += added.of_items(torch.from_numpy(cases.items).to(device))
         return users, scores.float(), added
 

@@ -15,7 +15,7 @@ from torch import nn
 from typing_extensions import Self, override
 
 from recsuite.config.config import Config
-from recsuite.config.sections import UVM, TrainingConfig
+from recsuite.config.sections import TrainingConfig
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.opening import LOOK_EVERY, Data
 from recsuite.datasets.streams import StreamPosition, Window
@@ -41,7 +41,7 @@ from recsuite.training.callbacks import (
     Step,
     TrainedWindow,
 )
-from recsuite.training.captured import WARM_UP_STEPS, StepFunction, TrainingStep
+from recsuite.training.captured import WARM_UP_STEPS, StepFunction, TrainingStep, check_capture, why_eager
 from recsuite.training.evaluation import PredictionEvaluator, make_evaluator
 from recsuite.training.progress import Progress, StreamProgress
 from recsuite.training.results import report_run
@@ -217,8 +217,8 @@ class Training:
 
         Elsewhere it calls the function, and the result is the same, bit for bit. The first steps are always
         eager. What is captured is what the function launches on the GPU. Python in it, such as a print, runs
-        only in eager steps, and numbers that it computes are those of the capture until the next pass. See
-        --capture. Collective, like the function.
+        only in eager steps, and numbers that it computes are those of the capture until the next epoch, or in
+        a stream until more events are read. See --capture. Collective, like the function.
 
         Args:
             function: Makes a whole step of a batch: forward, backward and `model.step()`. Tensors in the
@@ -238,18 +238,13 @@ class Training:
                 model.step()
                 return loss
         """
-        config, reason = self.config.training, None
+        capture = self.config.training.capture
         if not hasattr(self, "train_state"):
             raise RuntimeError("There is no model yet. Fix: call training.shard before training.step.")
-        if config.capture == "off":
+        if capture == "off":
             return function
-        if self.context.device.type != "cuda":
-            reason = "there is no GPU"
-        elif self.feed.on_device is None:
-            reason = f"batches are made on the host: {self.feed.why_on_host}"
-        elif self.config.tables.storage == UVM:
-            reason = f"--storage is {UVM}"
-        step = TrainingStep(function, self.train_state, self.context, reason, config.capture == "on")
+        reason = why_eager(self.config, self.context.device, self.feed.why_on_host)
+        step = TrainingStep(function, self.train_state, self.context, reason, capture == "on")
         self._steps.append(step)
         return step
 
@@ -336,8 +331,11 @@ class Training:
                 by_biases = self.windows.predict_by_biases(window)
                 biases = self.evaluator.measure_window(model, by_biases, labels)
                 self.stream = self.windows.begun(self.stream, window, predicted, biases)
+        # A graph reads the columns at their addresses, so windows of the same ones can repeat it.
+        first = self.progress.samples if self.window is None else self.window.begin
         for step in self._steps:
-            step.begin_pass()
+            left = self.feed.loader.dataset.num_steps("train", first)
+            step.begin_pass(left, keeps=self.windows is not None)
         if apply_row_scale(self.train_state):
             # It may wait for a checkpoint that is still being written.
             with self.phase(self.checkpointer.phase):
@@ -374,7 +372,14 @@ class Training:
             return
         self.columns = windows.columns
         self.feed.loader.close()
+        # Frees the columns on the device before the next ones are copied.
+        for step in self._steps:
+            step.begin_pass(0)
+        self.feed.on_device, why_on_host = None, self.feed.why_on_host
         self.feed = BatchFeed(windows.load(), self.phase)
+        place_batches(self.feed, self.train_state, self.config, self.context, why_on_host)
+        reason = why_eager(self.config, self.context.device, self.feed.why_on_host)
+        check_capture(self.config.training.capture == "on", reason)
         self._make_evaluator()
         with self.phase(self.checkpointer.phase):
             self.checkpointer.on_growth(self.columns)
@@ -405,6 +410,8 @@ class Training:
         """
         for line in describe_storage(self.train_state.tables):
             self.context.say(line)
+        if self._lacks_captures:
+            self.context.say(f"no step was captured: the first {WARM_UP_STEPS} are eager")
         number = self.progress.epoch
         if self.windows is not None:
             overall, empty = Measured(self._overall(), self.stream.end), self.stream.num_empty
@@ -509,10 +516,12 @@ class Training:
     def trained(self, epoch: TrainingPass) -> None:
         """Handle a pass with all of its steps made."""
         assert epoch.losses is not None
-        if self.config.training.capture == "on" and not any(step.has_captured for step in self._steps):
+        # A resumed training may have fewer steps left than are eager before a capture.
+        num_steps = self.progress.step + len(epoch.losses) - self.checkpointer.start.step
+        if self._lacks_captures and num_steps > WARM_UP_STEPS:
             raise UserError(
-                "--capture on: no step of the epoch was captured. Fix: decorate the step with @training.step "
-                f"and train more than {counted(WARM_UP_STEPS, 'step')} an epoch, or give auto or off."
+                "--capture on: no step of the epoch was captured. Fix: decorate the step with "
+                "@training.step, or give auto or off."
             )
         # First of all: the next steps would validate, compare and save a broken model.
         check_finite(epoch.losses, self.progress.step, self.train_state.rates)
@@ -522,6 +531,11 @@ class Training:
         self.progress = dataclasses.replace(self.progress, step=step, epoch=number, samples=0)
         if self.windows is None:
             project_rows(self.train_state, self.columns)
+
+    @property
+    def _lacks_captures(self) -> bool:
+        """True if captured steps are required, and there was none yet."""
+        return self.config.training.capture == "on" and not any(step.has_captured for step in self._steps)
 
     def save(self, validation: Measured | Mapping[str, float]) -> None:
         """Save the model after an epoch: a checkpoint where flags request one, and the best weights.

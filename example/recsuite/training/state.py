@@ -304,10 +304,8 @@ def build_train_state(
     Raises:
         UserError: when the tables do not fit the memory of the ranks, or the optimizer is unsupported.
     """
+    check_precision(config.training, context.device)
     is_tf32 = config.training.precision == "tf32"
-    require(
-        not is_tf32 or context.device.type == "cuda", "--precision tf32 requires a GPU; give fp32 or bf16"
-    )
     # Of the whole process: torch has no setting of a module.
     torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
     tables = tables or RowWiseAdagrad(config.optimizer.lr)
@@ -322,6 +320,14 @@ def build_train_state(
     train_state = ShardedModel(model, optimizer, config.optimizer.weight_decay, tables.name, rates)
     train_state.accepts_changed_model = config.checkpoint.accept_changed_model
     return train_state
+
+
+def check_precision(config: TrainingConfig, device: torch.device) -> None:
+    """Refuse --precision tf32 without a GPU."""
+    require(
+        config.precision != "tf32" or device.type == "cuda",
+        "--precision tf32 requires a GPU; give fp32 or bf16",
+    )
 
 
 def describe_rates(tables: TableRule, optimizer: CombinedOptimizer) -> str:

@@ -28,7 +28,6 @@ from recsuite.config.sections import TrainingConfig
 from recsuite.datasets.batching import Batch
 from recsuite.datasets.loader import BatchLoader
 from recsuite.datasets.schema import HISTORY
-from recsuite.errors import require
 from recsuite.models.inputs import Members
 from recsuite.models.layers import repeated
 from recsuite.runtime.process import STEP, RuntimeContext, profiler_range
@@ -40,7 +39,14 @@ from recsuite.sharding.storage import RowsInHostMemory
 from recsuite.sharding.table import EmbeddingTable
 from recsuite.sharding.torchrec_tables import OneRankTables
 from recsuite.training.callbacks import Step
-from recsuite.training.device_batches import SPLITS, DeviceBatches, why_not_on_device, why_not_padded
+from recsuite.training.device_batches import (
+    SPLITS,
+    DeviceBatches,
+    check_data_device,
+    why_not_on_device,
+    why_not_padded,
+    why_on_host,
+)
 from recsuite.training.progress import Progress
 from recsuite.training.state import RowScale, Schedule, ShardedModel, scheduled_rates, set_rates
 
@@ -70,9 +76,9 @@ class BatchFeed:
         if dataset.has_groups_of_ranks:
             self.share = Share(first, dataset.batch_size, dataset.world_size)
         self.seconds_waited = 0.0
-        # Makes the batches of events on the device; None where they come from the loader.
+        # Makes the batches of events on the device; None where they come from the loader, and the reason.
         self.on_device: DeviceBatches | None = None
-        self.why_on_host = "--data_device is cpu"
+        self.why_on_host = ""
         self._prepared: tuple[tuple[Any, ...], Iterator[Batch]] | None = None
 
     def prepare(self, split: str, epoch: int, first: int = 0, window: tuple[int, int] | None = None) -> None:
@@ -90,7 +96,7 @@ class BatchFeed:
         """
         self.seconds_waited = 0.0
         if self.on_device is not None and split in SPLITS:
-            yield from self.on_device.batches(split, epoch, first)
+            yield from self.on_device.batches(split, epoch, first, window)
             return
         with self._waiting():
             # Prepared batches are for that very pass only: an evaluation may come first.
@@ -137,17 +143,25 @@ class BatchFeed:
         )
 
 
-def place_batches(inputs: BatchFeed, model: ShardedModel, config: Config, context: RuntimeContext) -> None:
+def place_batches(
+    inputs: BatchFeed,
+    model: ShardedModel,
+    config: Config,
+    context: RuntimeContext,
+    before: str | None = None,
+) -> None:
     """Make batches on the device if --data_device and the model allow it, and say so. Collective: every rank.
+
+    before: `BatchFeed.why_on_host` of a stream before it grew; nothing is said if batches stay where they
+    were.
 
     Raises:
         UserError: for --data_device cuda, when it cannot be.
     """
-    wanted, device, dataset = config.training.data_device, context.device, inputs.loader.dataset
-    require(wanted != "cuda" or device.type == "cuda", "--data_device cuda requires a GPU; give auto or cpu")
-    if wanted == "cpu" or device.type == "cpu":
-        return
-    reason = why_not_on_device(dataset, config, torch.cuda.mem_get_info(device)[0])
+    device, dataset = context.device, inputs.loader.dataset
+    reason = why_on_host(config, device, context.world_size)
+    if reason is None:
+        reason = why_not_on_device(dataset, config, free_bytes(device))
     if reason is None:
         tables = [module for module in model.model.modules() if isinstance(module, OneRankTables)]
         batches = DeviceBatches(dataset, device, [name for module in tables for name in module.feature_names])
@@ -155,10 +169,20 @@ def place_batches(inputs: BatchFeed, model: ShardedModel, config: Config, contex
     inputs.why_on_host = reason or ""
     if reason is None:
         inputs.on_device = batches
+    check_data_device(config, reason)
+    is_where_it_was = before is not None and bool(before) == bool(reason)
+    if device.type == "cpu" or config.training.data_device == "cpu" or is_where_it_was:
+        return
+    if reason is None:
         context.say(f"batches are made on the GPU, from {batches.nbytes / 1e6:,.1f} MB of columns")
     else:
-        require(wanted != "cuda", f"--data_device cuda cannot be used, because {reason}; give auto or cpu")
         context.say(f"batches are made on the host, because {reason}")
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the free memory of a GPU, with what torch keeps of it for later."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
 
 
 def with_histories(

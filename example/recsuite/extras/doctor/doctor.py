@@ -37,6 +37,7 @@ def diagnose(config: Config) -> int:
     checks: dict[str, Callable[[], str]] = {
         "versions": check_packages,
         "device": lambda: check_device(launch),
+        "step": lambda: check_step(config, launch),
         "memory": describe_memory,
         "data": lambda: check_data(config),
     }
@@ -86,6 +87,27 @@ def check_device(launch: Launch) -> str:
         f"of {torch.cuda.device_count()} for {ranks}; driver {version[1] if version else 'unknown'}, CUDA "
         f"{torch.version.cuda}, nccl {'.'.join(map(str, torch.cuda.nccl.version()))}"
     )
+
+
+def check_step(config: Config, launch: Launch) -> str:
+    """Check --precision, --data_device and --capture, as far as they do not depend on data and model.
+
+    Raises:
+        UserError: when a training would refuse one of them.
+    """
+    from recsuite.training.captured import check_capture, why_eager
+    from recsuite.training.device_batches import check_data_device, why_on_host
+    from recsuite.training.state import check_precision
+
+    device, wanted, if_possible = choose_device(launch), config.training, "where data and model allow it"
+    check_precision(wanted, device)
+    on_host = why_on_host(config, device, launch.world_size)
+    check_data_device(config, on_host)
+    eager = "--capture is off" if wanted.capture == "off" else why_eager(config, device, on_host or "")
+    check_capture(wanted.capture == "on", eager)
+    batches = f"on the host, because {on_host}" if on_host else f"on the GPU {if_possible}"
+    steps = f"eager, because {eager}" if eager else f"captured {if_possible}"
+    return f"{wanted.precision}; batches are made {batches}; steps are {steps}"
 
 
 def check_data(config: Config) -> str:
