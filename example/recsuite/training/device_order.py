@@ -75,8 +75,8 @@ class DeviceOrder:
             read, positions = self.dataset.features.column, self.dataset.positions_of(split)
             part = slice(positions.start + numbers.start, positions.start + numbers.stop)
             places = read(f"{HISTORY}_before")[part]
-            begins = read(f"{history_prefix(split)}{HISTORY}_offsets").take(read("rows")[USER][part])
-            turns = np.stack([places, np.maximum(begins, places - self.longest)]).astype(np.int32)
+            firsts = read(f"{history_prefix(split)}{HISTORY}_offsets").take(read("rows")[USER][part])
+            turns = np.stack([places, np.maximum(firsts, places - self.longest)]).astype(np.int32)
             return torch.from_numpy(turns).to(self.device)
         begins, ends = self._pieces_of(epoch)
         wanted = torch.arange(numbers.start, numbers.stop, device=self.device)
