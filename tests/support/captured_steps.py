@@ -17,9 +17,10 @@ import torch
 from torch import nn
 
 import recsuite as rs
-from example import RatingModel, make_loss
+from example import RatingModel, make_loss, make_model
 from recsuite.checkpoint.stream_state import reopen_data
 from recsuite.config.config import Config
+from recsuite.models.tasks import TASKS, ModelMaker
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.table import StaticTable, track_changes
 from recsuite.training.loop import Training
@@ -30,6 +31,12 @@ RULES = {
     "RowWiseAdagrad": rs.RowWiseAdagrad(0.1),
     "Adam": rs.Adam(0.01),
     "RowWiseAdam": rs.RowWiseAdam(0.01),
+}
+
+LEARNED = {"task": "ranking", "history_weights": "learned", "l2": 0.0}
+RANKINGS = {
+    "ranking": {**LEARNED, "negatives": 64},
+    "repeats": {**LEARNED, "negatives": 64, "seen": "allow", "duplicates": "keep"},
 }
 
 
@@ -49,19 +56,19 @@ class Waiting(RatingModel):
         return rs.WithSquares(factor * found.predictions, found.squares)
 
 
-def maker(kind: type[RatingModel]) -> Any:
+def maker(kind: type[RatingModel]) -> ModelMaker:
     return lambda data, args: kind(data, args.embedding_dim, args.mlp_dims)
 
 
-def trained(config: Config, context: RuntimeContext, rule: Any, kind: type[RatingModel]) -> dict[str, Any]:
+def trained(config: Config, context: RuntimeContext, rule: Any, make: ModelMaker) -> dict[str, Any]:
     """Digests of a training of 3 epochs, or of a stream, its losses, and the lines that it prints."""
-    said = io.StringIO()
+    said, metric = io.StringIO(), TASKS[config.model.task].main_metric
     with (
         reopen_data(config, context, trains=True) as data,
         contextlib.redirect_stdout(said),
         Training(data, config, context) as training,
     ):
-        model = training.shard(maker(kind), make_loss(training.columns, config), rule)
+        model = training.shard(make, make_loss(training.columns, config), rule)
         track_changes(model.model, model.tables)
         returned = []
 
@@ -96,7 +103,7 @@ def trained(config: Config, context: RuntimeContext, rule: Any, kind: type[Ratin
             "generator": digest(
                 [torch.cuda.get_rng_state() if torch.cuda.is_available() else torch.get_rng_state()]
             ),
-            "metrics": [epoch.validation["rmse"] for epoch in training.results],
+            "metrics": [epoch.validation[metric] for epoch in training.results],
             "steps": training.progress.step,
             "captured": "steps are captured" in said.getvalue(),
             "reason": [line for line in said.getvalue().splitlines() if "not captured" in line],
@@ -117,14 +124,19 @@ def main(folder: str) -> None:
     found: dict[str, Any] = {}
     for name, rule in RULES.items():
         for capture in ("off", "auto"):
-            found[f"{name} {capture}"] = trained(config.replaced(capture=capture), context, rule, Random)
+            found[f"{name} {capture}"] = trained(
+                config.replaced(capture=capture), context, rule, maker(Random)
+            )
     for capture in ("off", "auto"):
         stream = config.replaced(capture=capture, stream=True, window="60d", duplicates="keep")
-        found[f"stream {capture}"] = trained(stream, context, RULES["RowWiseAdagrad"], Random)
+        found[f"stream {capture}"] = trained(stream, context, RULES["RowWiseAdagrad"], maker(Random))
+        for name, more in RANKINGS.items():
+            ranking = config.replaced(capture=capture, **more)
+            found[f"{name} {capture}"] = trained(ranking, context, RULES["RowWiseAdagrad"], make_model)
     # Last, since a failed capture may end in any way.
     for name, kind in (("waiting", Waiting), ("after it", Random)):
         try:
-            found[name] = trained(config, context, RULES["RowWiseAdagrad"], kind)
+            found[name] = trained(config, context, RULES["RowWiseAdagrad"], maker(kind))
         except Exception:
             found[name] = {"error": traceback.format_exc()}
     rs.cleanup_runtime()
