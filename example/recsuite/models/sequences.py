@@ -150,7 +150,11 @@ def _picked(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Return the entries of a table, [m], at an index of any shape."""
     # The gradient of `index_select` has no fixed order of additions on a GPU, and that of the other none on
     # several threads of a CPU.
-    return table[index] if table.is_cuda else table.index_select(0, index.flatten()).view(index.shape)
+    return (
+        table[index]
+        if table.device.type != "cpu"
+        else table.index_select(0, index.flatten()).view(index.shape)
+    )
 
 
 class Attention(nn.Module):
@@ -327,7 +331,7 @@ class SequenceHead(ProductHead):
         # An event with a history of its own reads all of it.
         reads, first = (lengths, first) if has_own else (reads, first[sources])
         last = first + reads
-        if states.is_cuda:
+        if states.device.type != "cpu":
             # Each state is read once, and the sum for the start state is in a fixed order.
             found = states.index_select(0, (last - 1).clamp(min=0))
             return torch.where((reads > 0).unsqueeze(1), found, self.start)
@@ -360,7 +364,7 @@ class SequenceHead(ProductHead):
 
     def _following(self, gaps: torch.Tensor) -> torch.Tensor:
         """Return the embedding of time buckets, float32 [V, D]."""
-        if not gaps.is_cuda:
+        if gaps.device.type == "cpu":
             return self.following.index_select(0, gaps)
         # The gradient is a product too, in a fixed order of additions.
         buckets = torch.arange(len(self.following), device=gaps.device)
