@@ -394,7 +394,7 @@ def on_a_gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [*RULES, "stream", "ranking", "repeats"])
+@pytest.mark.parametrize("name", [*RULES, "stream", "ranking", "repeats", "sequence"])
 def test_captured_steps_of_a_gpu_have_the_bits_of_eager_ones(on_a_gpu: dict[str, Any], name: str) -> None:
     eager, found = on_a_gpu[f"{name} off"], on_a_gpu[f"{name} auto"]
     assert found.pop("captured")

@@ -12,6 +12,7 @@ import pandas
 import pytest
 import torch
 
+import recsuite as rs
 from example import RatingModel, make_loss, make_model
 from recsuite.checkpoint.stream_state import reopen_data
 from recsuite.config.config import Config
@@ -459,6 +460,20 @@ def test_a_model_that_reads_the_single_values_of_a_list_is_recognised(
             found.append(why_not_padded(training.shard(maker), batches))
     assert found[0] is None
     assert "genres" in str(found[1])
+
+
+def test_a_model_of_sequences_that_is_no_known_one_is_recognised(
+    small_folder: Path, context: RuntimeContext
+) -> None:
+    config = Config.of(data_path=str(small_folder), task="sequence", cpu_tables="torchrec")
+    found = []
+    with open_data(config, context) as opened:
+        batches = DeviceBatches(opened.loader.dataset, CPU)
+        for maker in (make_model, lambda told, args: rs.TwoTower(told.features, args.embedding_dim, ())):
+            with Training(opened, config, context) as training:
+                found.append(why_not_padded(training.shard(maker), batches))
+    assert found[0] is None
+    assert "no SequenceHead" in str(found[1])
 
 
 def test_products_in_bf16_learn_nearly_the_same(data: tuple[Config, Data], context: RuntimeContext) -> None:

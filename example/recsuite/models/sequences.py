@@ -150,11 +150,9 @@ def _picked(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Return the entries of a table, [m], at an index of any shape."""
     # The gradient of `index_select` has no fixed order of additions on a GPU, and that of the other none on
     # several threads of a CPU.
-    return (
-        table[index]
-        if table.device.type != "cpu"
-        else table.index_select(0, index.flatten()).view(index.shape)
-    )
+    if table.device.type == "cpu":
+        return table.index_select(0, index.flatten()).view(index.shape)
+    return table[index]
 
 
 class Attention(nn.Module):

@@ -43,6 +43,7 @@ from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, UNKNOWN_ROW, USER,
 from recsuite.errors import require
 from recsuite.models.inputs import Members
 from recsuite.models.rows import PaddedListError
+from recsuite.models.sequences import SequenceHead
 from recsuite.sharding.recommender import ModelInput
 from recsuite.sharding.torchrec_tables import CheckedFeatures
 from recsuite.time_buckets import NUM_TIME_BUCKETS
@@ -323,27 +324,18 @@ class DeviceBatches:
         Waits for the device, once for many steps.
         """
         size, before = self.dataset.local_batch_size, len(drawn[0])
-        budgets = [*self.budgets.items()]
+        totals, budgets = {name: self._values_of(name, order, drawn) for name in self.budgets}, self.budgets
         if self.order is not None:
-            budgets.append((HISTORY, self.order.budget))
-        if split == "train" and not self.budgets:
-            return [self._layout_of(before, dict(budgets), False)] * len(drawn)
-        totals = {name: self._values_of(name, order, drawn) for name in self.budgets}
-        if self.order is not None:
-            totals[HISTORY] = (turns[0] - turns[1]).view(-1, size).sum(1).tolist()
-            if split == "train":
-                # Counted for each event, and not for each run, these are too many.
-                totals[HISTORY] = [0] * len(drawn)
+            budgets = {**budgets, HISTORY: self.order.budget}
+            if split != "train":
+                totals[HISTORY] = (turns[0] - turns[1]).view(-1, size).sum(1).tolist()
         layouts = []
         for step in range(len(drawn)):
-            wanted = {}
-            for name, budget in budgets:
-                # In multiples of a batch, so that there are few layouts.
-                own = max(1, -(-totals[name][step] // size)) * size
-                is_enough = totals[name][step] <= budget and (split == "train" or name != HISTORY)
-                wanted[name] = budget if is_enough else own
-            is_above = any(wanted[name] > budget for name, budget in self.budgets.items())
-            layouts.append(self._layout_of(before, wanted, is_above))
+            # In multiples of a batch, so that there are few layouts.
+            own = {name: max(1, -(-of_steps[step] // size)) * size for name, of_steps in totals.items()}
+            above = {name: own[name] for name in self.budgets if totals[name][step] > budgets[name]}
+            own_history = {name: number for name, number in own.items() if name == HISTORY}
+            layouts.append(self._layout_of(before, {**budgets, **above, **own_history}, bool(above)))
         return layouts
 
     def _values_of(self, name: str, order: torch.Tensor, drawn: Sequence[torch.Tensor]) -> list[int]:
@@ -587,10 +579,12 @@ def _list_parts(lists: np.ndarray, number: int) -> tuple[np.ndarray, Any]:
 
 @torch.no_grad()
 def why_not_padded(model: ShardedModel, batches: DeviceBatches) -> str | None:
-    """Return the reason why a model cannot take lists that are padded to one length, or None.
+    """Return the reason why a model cannot take lists with unused slots, or None.
 
     Collective: every rank. It predicts one batch.
     """
+    if batches.order is not None and not isinstance(model.head, SequenceHead):
+        return "the model reads the order and is no SequenceHead"
     model.model.eval()
     try:
         for batch in itertools.islice(batches.batches("train", 0), 1):
