@@ -9,7 +9,7 @@ installed="${RECSUITE_PYTHON:-}"
 library="${RECSUITE_LIBRARY:-$here/example/recsuite}"
 name="run.sh" call="./run.sh"
 if [[ -n "$installed" ]]; then name=recsuite call=recsuite; fi
-of_a_clone="setup|test|soak|lint|docs"
+of_a_clone="setup|test|smoke|soak|lint|docs"
 unset RECSUITE_PYTHON RECSUITE_LIBRARY
 # What sed changes in the lists of packages.
 pins=""
@@ -55,6 +55,8 @@ usage: ./run.sh [train] [FLAGS...]   install if needed, then train; "train --hel
                                      their ranks would send, and if it fits; "plan --help" lists its flags
        ./run.sh setup                only install
        ./run.sh test [PYTEST ARGS]   run the tests of the core; with --all those of extras and benchmarks too
+       ./run.sh smoke [PYTEST ARGS]  test 1, 2 and 3 ranks on the GPUs there are, or without a GPU on the CPU; the
+                                     last line says where and over what they ran
        ./run.sh soak [PYTEST ARGS]   run the long tests; SOAK_SECONDS for each of them (default: 600)
        ./run.sh lint                 run ruff, mypy and codespell
        ./run.sh docs                 build the documents as a web site into the folder site
@@ -447,6 +449,11 @@ run_tests() {
   exec "$venv/bin/python" -m pytest "$@"
 }
 
+# Each launch has a deadline of its own.
+smoke() {
+  run_tests -m multi_gpu --smoke -n 0 --timeout 0 -q "$@"
+}
+
 soak() {
   run_tests --all -m soak -n 0 --timeout 0 "$@"
 }
@@ -478,7 +485,7 @@ main() {
   local command=train
   case "${1:-train}" in
     help | -h | --help) command=help ;;
-    train | retrain | dump | inc_dump | load | evaluate | compact | export | recommend | score | serve | schema | report | doctor | plan | setup | test | soak | lint | docs)
+    train | retrain | dump | inc_dump | load | evaluate | compact | export | recommend | score | serve | schema | report | doctor | plan | setup | test | smoke | soak | lint | docs)
       command="${1:-train}"
       shift "$(($# > 0))"
       ;;
@@ -510,6 +517,7 @@ main() {
     doctor) doctor "$@" ;;
     plan) plan "$@" ;;
     test) run_tests "$@" ;;
+    smoke) smoke "$@" ;;
     soak) soak "$@" ;;
     lint) lint ;;
     docs) build_site ;;

@@ -1,7 +1,7 @@
 """Measure one GPU, in one command of less than nine minutes.
 
     python benchmarks/gpu.py --report FOLDER            FOLDER/gpu.json grows with each result
-    python benchmarks/gpu.py --only steps lookup        some sections; lookup and disk are in no other run
+    python benchmarks/gpu.py --only steps lookup        some sections, also ranks, lookup and disk
     python benchmarks/gpu.py --small                    the miniature, which runs on a CPU too
     python benchmarks/gpu.py --figures gpu.json --write results of another machine, into the documents
 
@@ -51,17 +51,20 @@ SECTIONS = {
     "ncf": ("gpu_sections.py", 40),
     "dlrm": ("gpu_sections.py", 40),
     "whole": ("gpu_commands.py", 60),
+    "ranks": ("gpu_commands.py", 480),
     "lookup": ("gpu_sections.py", 40),
     "disk": ("gpu_sections.py", 90),
 }
 # Measured only when they are named: together with the others they take longer than a run may.
-NAMED_ONLY = ("lookup", "disk")
+NAMED_ONLY = ("ranks", "lookup", "disk")
 # Always measured: it names the device.
 FIRST = "machine"
 # Least time of a section: the import of TorchRec alone takes as long.
 FEWEST_SECONDS = 10.0
 # Last characters of the errors of a failed section that are kept.
 LAST_CHARACTERS = 2_000
+# Titles of the sections with tests.
+TESTS = {"tests": "tests of one rank on a GPU", "ranks": "tests of several ranks on a GPU"}
 # Bars, see `judge`.
 MOST_WAITED, LEAST_HIDDEN = 0.02, 0.9
 # Of a whole run to the training alone, and of the evaluation of an event to its training.
@@ -280,13 +283,14 @@ def none(name: str, number: int) -> Result:
 
 
 def _tests(result: Result) -> Iterator[Result]:
-    found = results(result, "tests")
-    outcomes = [each["outcome"] for each in found if "test" in each]
-    if found:
-        failed = sum(outcome in ("failed", "error") for outcome in outcomes)
-        # Not of a run that was cut off, or that skipped all of them.
-        is_whole = "passed" in outcomes and any(each.get("status") == 0 for each in found)
-        yield none("tests of a GPU that failed", failed or int(not is_whole))
+    for section, title in TESTS.items():
+        found = results(result, section)
+        outcomes = [each["outcome"] for each in found if "test" in each]
+        if found:
+            failed = sum(outcome in ("failed", "error") for outcome in outcomes)
+            # Not of a run that was cut off, or that skipped all of them.
+            is_whole = "passed" in outcomes and any(each.get("status") == 0 for each in found)
+            yield none(f"{title} that failed", failed or int(not is_whole))
 
 
 def _steps(result: Result) -> Iterator[Result]:
@@ -448,12 +452,13 @@ def describe_origin(result: Result) -> str:
 
 
 def _test_table(result: Result) -> Iterator[str]:
-    found = [each for each in results(result, "tests") if "test" in each]
-    if found:
-        counts = Counter(each["outcome"] for each in found)
-        failed = [each["test"] for each in found if each["outcome"] in ("failed", "error")]
-        said = ", ".join(f"{number} {outcome}" for outcome, number in sorted(counts.items()))
-        yield "\n".join([f"Tests of a GPU, also of several ranks on one: {said}.", *failed])
+    for section, title in TESTS.items():
+        found = [each for each in results(result, section) if "test" in each]
+        if found:
+            counts = Counter(each["outcome"] for each in found)
+            failed = [each["test"] for each in found if each["outcome"] in ("failed", "error")]
+            said = ", ".join(f"{number} {outcome}" for outcome, number in sorted(counts.items()))
+            yield "\n".join([f"{title[0].upper()}{title[1:]}: {said}.", *failed])
 
 
 def _step_table(result: Result) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Sections of benchmarks/gpu.py that run other programs: the tests of a GPU, and a whole run of the example.
 
-gpu_commands.py SETTINGS    a section of benchmarks/gpu.py: "tests" or "whole"
+gpu_commands.py SETTINGS    a section of benchmarks/gpu.py: "tests", "ranks" or "whole"
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 from common import EXAMPLE, ROOT
 from gpu_sections import Emit, SectionSettings, run_section
 
-MARKS = "gpu or multi_gpu"
+# Marks of the tests of a section.
+MARKS = {"tests": "gpu and not multi_gpu", "ranks": "multi_gpu"}
 # A line of pytest about one test, and one without a line of its own, whose fixture failed.
 OUTCOME = re.compile(r"^(tests/\S+?::.+?) (PASSED|FAILED|ERROR|SKIPPED)")
 # NCF's shape (He et al., 2017) with about as many users and items as ml-20m.
@@ -30,12 +31,16 @@ LAST_CHARACTERS = 1_500
 
 
 def tests(settings: SectionSettings, emit: Emit) -> None:
-    """Section "tests": all that need a GPU, also several ranks on one; each outcome is emitted when known."""
+    """Section "tests", of one rank on a GPU, or "ranks", of several; emit each outcome when it is known."""
     marked = re.compile(r"\b(multi_)?gpu\b")
     files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if marked.search(path.read_text())]
-    command = [sys.executable, "-m", "pytest", "-v", "-m", MARKS, "-p", "no:cacheprovider", "-p", "no:xdist"]
+    pytest = (
+        sys.executable,
+        *["-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "no:xdist", "-m"],
+        MARKS[settings.part],
+    )
     with subprocess.Popen(
-        [*command, *map(str, files)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*pytest, *map(str, files)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
         last = ""
@@ -80,4 +85,4 @@ def describe_run(found: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run_section({"tests": tests, "whole": whole})
+    run_section({"tests": tests, "ranks": tests, "whole": whole})

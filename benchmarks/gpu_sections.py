@@ -688,7 +688,7 @@ class HereAt:
 
 
 def inputs_on_device(state: Any, columns: Columns, config: Config, context: RuntimeContext) -> Any:
-    """Return the batches of a training, made on the device as `recsuite.training.steps.place_batches` does."""
+    """Return the batches of a training, made on the device as in `recsuite.training.steps.place_batches`."""
     from recsuite.datasets.batches import EventBatches
     from recsuite.datasets.loader import EpochSampler, build_dataloader
     from recsuite.sharding.torchrec_tables import OneRankTables

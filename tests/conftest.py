@@ -175,6 +175,8 @@ def real_folder() -> Path:
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Add --all, and read over what pyproject.toml says to plugins that are not installed."""
     parser.addoption("--all", action="store_true", help="also tests of extras, benchmarks, deploy and tests")
+    smoke = "run `multi_gpu` on the CPU where there is no GPU; fail if no test passed"
+    parser.addoption("--smoke", action="store_true", help=smoke)
     if not pluginmanager.hasplugin("instafail"):
         parser.addoption("--instafail", action="store_true")
     if not pluginmanager.hasplugin("xdist"):
@@ -209,9 +211,26 @@ def is_beside(path: Path) -> bool:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print which tests need --all."""
-    if is_of_the_core_alone(config):
+    if is_of_the_core_alone(config) and not config.getoption("smoke"):
         paths = ", ".join(BESIDE)
         terminalreporter.write_line(f"Not run without --all: in tests/ {paths}, and the marker beside")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a --smoke in which no test passed."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if session.config.getoption("smoke") and reporter and not reporter.stats.get("passed"):
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Print the last line of a --smoke: place of the ranks, their backend, and numbers of tests."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if config.getoption("smoke") and reporter:
+        reports = {how: reporter.stats.get(how, []) for how in ("passed", "failed", "error")}
+        places = {dict(report.user_properties).get("ranks") for each in reports.values() for report in each}
+        counts = ", ".join(f"{len(each)} {how}" for how, each in reports.items())
+        reporter.write_line(f"smoke: {'; '.join(sorted(filter(None, places))) or 'no ranks'}: {counts}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -231,9 +250,9 @@ def pytest_collection_finish() -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what the machine cannot run, and say what is missing."""
-    for marker, needed in (("gpu", 1), ("multi_gpu", 2)):
-        if item.get_closest_marker(marker) and needed > NUM_GPUS:
-            pytest.skip(f"needs {needed} CUDA device(s), found {NUM_GPUS}")
+    markers = ("gpu",) if item.config.getoption("smoke") else ("gpu", "multi_gpu")
+    if not NUM_GPUS and any(map(item.get_closest_marker, markers)):
+        pytest.skip("needs a CUDA device")
 
 
 @pytest.hookimpl(wrapper=True)

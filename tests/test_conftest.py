@@ -47,6 +47,23 @@ def test_a_run_without_all_or_a_path_is_of_the_core_and_names_the_rest() -> None
     assert ("docs/test_deploy.py" in core, "Not run without --all" in everything) == (True, False)
 
 
+@pytest.mark.parametrize(
+    ("words", "status", "line"),
+    [
+        (("test_ranks_on_gpus.py", "-k", "killed"), 0, "1, 2 and 3 ranks on the CPU over gloo: 1 passed"),
+        # All of them are skipped.
+        (("test_devices.py", "-m", "gpu"), 1, "no ranks: 0 passed"),
+    ],
+)
+def test_smoke_names_ranks_and_backend_and_fails_if_nothing_passed(
+    words: tuple[str, ...], status: int, line: str
+) -> None:
+    folder = ROOT / "tests" / "training"
+    result = python(PYTEST, "--smoke", "-n", "0", "-q", folder / words[0], *words[1:], env=NO_GPUS)
+    assert result.returncode == status, result.stdout
+    assert result.stdout.splitlines()[-1].startswith(f"smoke: {line}, ")
+
+
 @pytest.mark.skipif(WANTED not in os.environ, reason="for the test of a run that hangs")
 def test_that_hangs() -> None:
     # Longer than the run that starts it may take; only a signal that cannot be ignored ends it sooner.

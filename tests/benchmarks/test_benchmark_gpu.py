@@ -196,7 +196,7 @@ def test_a_run_is_the_training_its_evaluations_and_its_checkpoints() -> None:
 )
 def test_tests_that_all_were_skipped_have_not_passed(outcomes: list[str], status: int, failed: str) -> None:
     results = [{"test": "one", "outcome": outcome} for outcome in outcomes]
-    (bar,) = benchmark("gpu").judge({"sections": {"tests": {"results": [*results, {"status": status}]}}})
+    (bar,) = benchmark("gpu").judge({"sections": {"ranks": {"results": [*results, {"status": status}]}}})
     assert (bar["measured"], bar["reached"]) == (failed, failed == "0")
 
 

@@ -7,17 +7,21 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from recsuite.config.config import Config
 from recsuite.errors import UserError
-from recsuite.runtime import host
+from recsuite.runtime import host, peers
 from recsuite.runtime import host as machine
 from recsuite.runtime import process as runtime
 from recsuite.runtime.host import allowed_cores, allowed_memory, shown_bytes
 from recsuite.runtime.process import cleanup_runtime, init_runtime, once_per_node, read_launch
+from recsuite.sharding.plan import make_topology
+from recsuite.sharding.table_rules import SGD
 from tests.support.launch import ROOT, python, succeeded, torchrun
 
 MODULES = sorted(
@@ -209,15 +213,90 @@ def test_a_gpu_without_kernels_for_it_is_refused(monkeypatch: pytest.MonkeyPatch
         runtime.choose_device(runtime.Launch())
 
 
-def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """Two GPUs as far as devices are chosen; the chosen ones."""
+    chosen: list[torch.device] = []
     monkeypatch.setattr(runtime, "has_cuda_kernels", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    launch = runtime.Launch(rank=3, local_rank=3, world_size=4, local_world_size=4, launched=True)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    return chosen
+
+
+def launch_of(rank: int, num_ranks: int, world_size: int = 0) -> runtime.Launch:
+    return runtime.Launch(rank, rank, world_size or num_ranks, num_ranks, launched=True)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_more_processes_than_gpus_are_refused() -> None:
     with pytest.raises(
         UserError, match="4 processes on a machine with 2 GPUs; give torchrun --nproc_per_node 2"
     ):
-        runtime.choose_device(launch)
+        runtime.choose_device(launch_of(3, 4))
+
+
+HOSTS = {"NCCL_HOSTID": "rank-2", "NCCL_IB_DISABLE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("version", "variables"),
+    [((2, 28, 9), HOSTS), ((2, 30, 7), {"NCCL_MULTI_RANK_GPU_ENABLE": "1"})],
+)
+def test_ranks_share_gpus_where_a_test_says_so(
+    gpus: list[torch.device],
+    monkeypatch: pytest.MonkeyPatch,
+    version: tuple[int, ...],
+    variables: dict[str, str],
+) -> None:
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: version)
+    monkeypatch.setenv(runtime.SHARE_GPUS, "nccl")
+    before = dict(os.environ)
+    # With a GPU for each rank nccl has to find its own way between them.
+    runtime.choose_device(launch_of(1, 2))
+    assert dict(os.environ) == before
+    runtime.choose_device(launch_of(2, 3))
+    assert dict(os.environ) == before | variables
+    assert gpus == [torch.device("cuda", 1), torch.device("cuda", 0)]
+    # Their tables lie on the same devices.
+    context = runtime.RuntimeContext(2, 2, 3, 3, gpus[-1], 1)
+    assert make_topology(context, SGD(0.1), 10**9, 10**9).local_world_size == 2
+    monkeypatch.delenv(runtime.SHARE_GPUS)
+    assert make_topology(context, SGD(0.1), 10**9, 10**9).local_world_size == 3
+
+
+def test_gpus_are_not_shared_by_machines_or_over_an_unknown_backend(
+    gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(runtime.SHARE_GPUS, "gloo")
+    with pytest.raises(UserError, match="3 processes on a machine with 2 GPUs"):
+        runtime.choose_device(launch_of(0, 3, world_size=6))
+    monkeypatch.setenv(runtime.SHARE_GPUS, "1")
+    with pytest.raises(UserError, match=f"{runtime.SHARE_GPUS} must be nccl or gloo, got 1"):
+        runtime.choose_device(launch_of(0, 3))
+    assert gpus == []
+
+
+@pytest.mark.parametrize(
+    ("device", "shared", "backend"),
+    [
+        ("cpu", "nccl", "gloo"),
+        ("cuda:1", "", "nccl"),
+        ("cuda:1", "nccl", "nccl"),
+        ("cuda:1", "gloo", "cpu:gloo,cuda:gloo"),
+    ],
+)
+def test_ranks_exchange_over_nccl_on_gpus_after_the_heartbeats_deadline_and_else_over_gloo(
+    monkeypatch: pytest.MonkeyPatch, device: str, shared: str, backend: str
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **rest: given.update(rest, name=backend))
+    monkeypatch.setattr(runtime, "OWN_GROUP", [])
+    monkeypatch.setenv(runtime.SHARE_GPUS, shared)
+    runtime._init_process_group(launch_of(1, 2), torch.device(device), dist.HashStore(), 60)
+    is_nccl = backend == "nccl"
+    assert (given["name"], given["device_id"]) == (backend, torch.device(device) if is_nccl else None)
+    assert (given["timeout"].total_seconds() > 60 + peers.MARGIN_SECONDS) is is_nccl
 
 
 def test_an_error_in_work_done_once_per_node_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -261,6 +261,11 @@ def test_test_installs_the_development_list_too_and_passes_its_arguments_on(copy
     assert copy.calls()[-1] == "-m|pytest|-k|two words"
 
 
+def test_smoke_runs_the_tests_of_several_ranks_and_passes_its_arguments_on(copy: Copy) -> None:
+    copy.run("smoke", "-k", "dynamic")
+    assert copy.calls()[-1] == "-m|pytest|-m|multi_gpu|--smoke|-n|0|--timeout|0|-q|-k|dynamic"
+
+
 def test_lint_runs_every_linter(copy: Copy) -> None:
     copy.run("lint")
     wanted = ["-m|ruff|check|.", "-m|ruff|format|--check|.", "-m|mypy", "-m|codespell_lib"]

@@ -1,4 +1,4 @@
-"""Program of each rank of a launch in `test_dumps.py`: dump_ranks.py FOLDER PLACE write|read|read_all...
+"""Program of each rank of a launch in `test_dumps.py`: dump_ranks.py FOLDER PLACE write|read...
 
 PLACE holds the checkpoints: the folder, or a URL of an object store.
 
@@ -6,8 +6,9 @@ PLACE holds the checkpoints: the folder, or a URL of an object store.
 full checkpoints; then it trains one that is ended and resumed. "read" loads every checkpoint of one of the
 models that each launch wrote, and resumes what another number of ranks was ended at; "read_all" loads all
 models, and resumes what all other numbers of ranks were ended at. "end" and "go_on" do no more than end a
-training, and resume it on another number of ranks. Rank 0 writes what was found: digests of
-whole tensors, marks of rows, metrics and losses.
+training, and resume it on another number of ranks; "write_cases" and "read_cases" do no more than write the
+small models, and load those of 2 ranks. Rank 0 writes what was found: digests of whole tensors, marks of
+rows, metrics and losses.
 """
 
 from __future__ import annotations
@@ -131,6 +132,10 @@ def act(action: str, folder: Path, place: Path, context: RuntimeContext) -> dict
         return resume(place / "resume", ended_config(folder, context), context, adagrad(), several_widths)
     if action == "go_on":
         return go_on(place / "resume", f"resumed-{context.world_size}", folder, context)
+    if action == "write_cases":
+        return write_cases(folder, place, context)
+    if action == "read_cases":
+        return {name: read_case_of(2, name, folder, place, True, context) for name in CASES}
     is_all = action == "read_all"
     return {str(writers): read_from(writers, folder, place, is_all, context) for writers in RANKS}
 
@@ -140,14 +145,18 @@ def config_of(folder: Path, case: Case, context: RuntimeContext) -> Config:
     return Config.of(data_path=path, batch_size=batch_size, epochs=2, keep=100, **case.settings)
 
 
-def write_all(folder: Path, place: Path, context: RuntimeContext) -> dict[str, Any]:
+def write_cases(folder: Path, place: Path, context: RuntimeContext) -> dict[str, Any]:
     by = place / f"by-{context.world_size}"
-    found: dict[str, Any] = {
+    return {
         name: write_case(by / name, case, config_of(folder, case, context), context)
         for name, case in CASES.items()
     }
-    ended = ended_config(folder, context)
-    found = {"cases": found, "resume": resume(by / "resume", ended, context, adagrad(), several_widths)}
+
+
+def write_all(folder: Path, place: Path, context: RuntimeContext) -> dict[str, Any]:
+    by, ended = place / f"by-{context.world_size}", ended_config(folder, context)
+    found: dict[str, Any] = {"cases": write_cases(folder, place, context)}
+    found["resume"] = resume(by / "resume", ended, context, adagrad(), several_widths)
     if context.world_size > 1:
         sequence = ended.replaced(task="sequence", history=5, negatives=64, embedding_dim=8)
         found["resume sequence"] = resume(by / "resume-sequence", sequence, context, None, None)
@@ -277,8 +286,7 @@ def read_from(
     by, readers = place / f"by-{writers}", context.world_size
     found: dict[str, Any] = {"cases": {}}
     for name in cases_of(writers, readers, all_of_them):
-        config = config_of(folder, CASES[name], context)
-        found["cases"][name] = read_case(by / name, CASES[name], all_of_them, config, context)
+        found["cases"][name] = read_case_of(writers, name, folder, place, all_of_them, context)
     if is_resumed(writers, readers, all_of_them):
         found["resumed"] = go_on(by / "resume", f"resumed-{readers}", folder, context)
     return found
@@ -308,6 +316,13 @@ def rule_of(case: Case) -> Any:
     import recsuite
 
     return getattr(recsuite, case.rule)(0.01)
+
+
+def read_case_of(
+    writers: int, name: str, folder: Path, place: Path, all_of_them: bool, context: RuntimeContext
+) -> dict[str, Any]:
+    config = config_of(folder, CASES[name], context)
+    return read_case(place / f"by-{writers}" / name, CASES[name], all_of_them, config, context)
 
 
 def read_case(

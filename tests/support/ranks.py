@@ -1,4 +1,4 @@
-"""Program of each rank of a launch in `test_ranks.py`.
+"""Program of each rank of a launch in `test_ranks.py` and `test_ranks_on_gpus.py`.
 
 python ranks.py RESULTS DATA GLOBAL_BATCH_SIZE
 """

@@ -139,9 +139,11 @@ def digests(tensors: dict[str, Any], context: RuntimeContext) -> dict[str, str]:
     for name, value in tensors.items():
         if isinstance(value, ShardedTensor):
             shards = value.local_shards()
-            mine[name] = [(shard.metadata.shard_offsets[0], shard.tensor.numpy().copy()) for shard in shards]
+            mine[name] = [
+                (shard.metadata.shard_offsets[0], shard.tensor.cpu().numpy().copy()) for shard in shards
+            ]
         elif context.rank == 0:
-            mine[name] = [(0, value.detach().numpy().copy())]
+            mine[name] = [(0, value.detach().cpu().numpy().copy())]
     everyones: list[Any] = [None] * context.world_size
     dist.gather_object(mine, everyones if context.rank == 0 else None)
     found = {}

@@ -6,17 +6,26 @@ On the CPU the tests run with all others, on CUDA where there is a device; see `
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torchrec.distributed.planner import EmbeddingShardingPlanner
 
+import recsuite as rs
+from example import make_model, parse_args
 from recsuite.datasets.movielens.synthetic import write_synthetic
+from recsuite.datasets.preparation.cache import open_columns
+from recsuite.runtime.process import RuntimeContext
+from recsuite.sharding import plan
 from tests.support.launch import EXAMPLE, GPUS, SUPPORT, python, started, succeeded, wait_for
 from tests.support.published import differing_tensors
 
@@ -100,16 +109,43 @@ def test_a_device_learns_the_same_as_the_cpu(trained: Train, kind: str) -> None:
     assert on_cuda == pytest.approx(on_cpu, abs=2e-2)
 
 
+def in_host_memory(data: Path, storage: str, pipeline: str) -> list[str]:
+    """Flags of a training with tables in the host's memory."""
+    # Less than all tables take on the GPU, and enough for a batch and a cache.
+    flags = ["--storage", storage, "--memory_budget", "120KB", "--pipeline", pipeline]
+    return [*flags, "--data_path", str(data), *KINDS["random split"]]
+
+
+in_each_way = pytest.mark.parametrize(
+    ("storage", "pipeline"), [*itertools.product(("uvm", "uvm_caching"), ("auto", "plain"))]
+)
+
+
+@in_each_way
+def test_the_budget_of_the_next_test_puts_tables_into_the_hosts_memory(
+    data: Path, monkeypatch: pytest.MonkeyPatch, storage: str, pipeline: str
+) -> None:
+    gpu = SimpleNamespace(total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    # A described rank has no others to agree with.
+    monkeypatch.setattr(
+        EmbeddingShardingPlanner, "collective_plan", lambda self, *given: self.plan(*given[:2])
+    )
+    config = parse_args(in_host_memory(data, storage, pipeline))
+    columns, context = open_columns(config), RuntimeContext(0, 0, 1, 1, torch.device("cuda"), 1)
+    config = config.with_global_batch(columns.num_train, 1)
+    rule = rs.RowWiseAdagrad(0.04)
+    unsharded = plan.unsharded(columns, config, context, rule, 0, make_model)
+    (tables,) = plan.make_plan(*unsharded, config, context, rule).plan.values()
+    assert f"fused_{storage}" in {table.compute_kernel for table in tables.values()}
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("storage", ["uvm", "uvm_caching"])
-@pytest.mark.parametrize("pipeline", ["auto", "plain"])
+@in_each_way
 def test_tables_in_the_hosts_memory_learn_the_same_as_on_the_gpu(
     trained: Train, data: Path, tmp_path: Path, storage: str, pipeline: str
 ) -> None:
-    # Less than all tables take on the GPU, and enough for a batch and a cache.
-    budget = {"uvm": "110KB", "uvm_caching": "300KB"}[storage]
-    flags = ["--storage", storage, "--memory_budget", budget, "--pipeline", pipeline]
-    flags += ["--data_path", str(data), "--save_dir", str(tmp_path), *KINDS["random split"]]
+    flags = [*in_host_memory(data, storage, pipeline), "--save_dir", str(tmp_path)]
     output = example("cuda", *flags, "--dump", "--inc_dump")
     assert f"fused_{storage}, in host memory" in output
     on_gpu = metrics_of((trained("cuda", "random split") / "output.txt").read_text())

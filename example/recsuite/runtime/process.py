@@ -33,7 +33,7 @@ from recsuite.runtime.host import (
     limited_spinning,
     stat_fields,
 )
-from recsuite.runtime.peers import Heartbeat, Peers
+from recsuite.runtime.peers import MARGIN_SECONDS, Heartbeat, Peers
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 # Variable in which the launcher passes the rendezvous folder of the ranks.
 STORE_FOLDER = "LAUNCH_STORE_FOLDER"
+# Variable that allows more ranks than GPUs, only to test their exchanges: what they exchange over, nccl or
+# gloo.
+SHARE_GPUS = "RECSUITE_SHARE_GPUS"
 
 
 @dataclass(frozen=True)
@@ -306,8 +309,11 @@ def init_runtime(config: Config) -> RuntimeContext:
     context = RuntimeContext(
         launch.rank, launch.local_rank, launch.world_size, launch.local_world_size, device, num_threads
     )
+    num_devices, where = num_local_devices(context), device.type
+    if num_devices < launch.local_world_size:
+        where += f" ({counted(num_devices, 'GPU')} for all, over {_sharing_backend()}: only a test)"
     context.say(
-        f"ranks: {launch.world_size} on {device.type}, {launch.local_world_size} of them on this machine; "
+        f"ranks: {launch.world_size} on {where}, {launch.local_world_size} of them on this machine; "
         f"threads: {num_threads} for each, from {counted(allowed_cores(), 'core')}"
     )
     return context
@@ -421,15 +427,46 @@ def choose_device(launch: Launch) -> torch.device:
     _check_kernels()
     num_devices = torch.cuda.device_count()
     if launch.local_world_size > num_devices:
-        raise UserError(
-            f"{launch.local_world_size} processes on a machine with {counted(num_devices, 'GPU')}; give "
-            f"torchrun --nproc_per_node {num_devices}, or set CUDA_VISIBLE_DEVICES to nothing to train on "
-            "the CPU."
-        )
-    device = torch.device("cuda", launch.local_rank)
+        # TorchRec places tables by the rank, which is the local one on one machine alone.
+        if launch.spans_machines or not _sharing_backend():
+            raise UserError(
+                f"{launch.local_world_size} processes on a machine with {counted(num_devices, 'GPU')}; give "
+                f"torchrun --nproc_per_node {num_devices}, or set CUDA_VISIBLE_DEVICES to nothing to train "
+                "on the CPU."
+            )
+        _let_nccl_share(launch.rank)
+    device = torch.device("cuda", launch.local_rank % num_devices)
     # Code that asks for "cuda" without a number gets this one.
     torch.cuda.set_device(device)
     return device
+
+
+def _sharing_backend() -> str:
+    """Return what ranks exchange over if they may share GPUs; "" if each needs a GPU of its own."""
+    backend = os.environ.get(SHARE_GPUS, "")
+    if backend not in ("", "nccl", "gloo"):
+        raise UserError(f"{SHARE_GPUS} must be nccl or gloo, got {backend}. Fix: unset it; it is for tests.")
+    return backend
+
+
+def num_local_devices(context: RuntimeContext) -> int:
+    """Return the number of devices of this machine that its ranks compute on. Not collective."""
+    import torch
+
+    ranks = context.local_world_size
+    may_share = context.device.type == "cuda" and _sharing_backend()
+    return min(ranks, torch.cuda.device_count()) if may_share else ranks
+
+
+def _let_nccl_share(rank: int) -> None:
+    """Have nccl accept several ranks on one GPU."""
+    import torch
+
+    if torch.cuda.nccl.version() >= (2, 30):
+        os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    else:
+        # It refuses them on one host alone, and reaches other hosts through sockets.
+        os.environ.update(NCCL_HOSTID=f"rank-{rank}", NCCL_IB_DISABLE="1")
 
 
 def _join(launch: Launch, device: torch.device, config: Config) -> None:
@@ -463,17 +500,21 @@ def _join(launch: Launch, device: torch.device, config: Config) -> None:
 def _init_process_group(launch: Launch, device: torch.device, store: dist.Store, timeout: int) -> None:
     import torch.distributed as dist
 
-    # With a device nccl connects here, so that an unreachable rank is reported here and not in some later
-    # collective.
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = "gloo"
+    if device.type == "cuda":
+        backend = "cpu:gloo,cuda:gloo" if _sharing_backend() == "gloo" else "nccl"
+    uses_nccl = backend == "nccl"
     hook = sys.excepthook
     dist.init_process_group(
         backend,
         store=store,
         rank=launch.rank,
         world_size=launch.world_size,
-        timeout=timedelta(seconds=timeout),
-        device_id=device if device.type == "cuda" else None,
+        # nccl aborts the process after it, and the heartbeat is to name the silent rank before.
+        timeout=timedelta(seconds=timeout + 20 * MARGIN_SECONDS * uses_nccl),
+        # With a device nccl connects here, so that an unreachable rank is reported here and not in some later
+        # collective.
+        device_id=device if uses_nccl else None,
     )
     # torch wraps it once more for each group that a process has, and never restores it.
     sys.excepthook = hook

@@ -43,7 +43,7 @@ from recsuite.errors import UserError, counted, require
 from recsuite.files import explained
 from recsuite.models.tasks import ModelMaker, widths_of
 from recsuite.runtime.host import allowed_memory, shown_bytes
-from recsuite.runtime.process import RuntimeContext
+from recsuite.runtime.process import RuntimeContext, num_local_devices
 from recsuite.sharding.cpu_tables import CpuTablesSharder
 from recsuite.sharding.data_parallel import FixedBuckets
 from recsuite.sharding.dynamic import DynamicSpec, DynamicTable, rows_per_rank
@@ -364,7 +364,8 @@ def make_topology(
     share = 1 + [*rule.slots.values()].count(False)
     trainer = TrainerConfig(
         world_size=context.world_size,
-        local_world_size=context.local_world_size,
+        # By which TorchRec numbers the devices of tables.
+        local_world_size=num_local_devices(context),
         hbm_cap_bytes=hbm // share,
         ddr_cap_bytes=host_memory // share,
     )
@@ -382,6 +383,7 @@ def _room_per_rank(config: TablesConfig, context: RuntimeContext) -> int:
             return shutil.disk_usage(config.folder).free // context.local_world_size
     if context.device.type == "cuda":
         whole = torch.cuda.get_device_properties(context.device).total_memory
+        whole = whole * num_local_devices(context) // context.local_world_size
         return min(whole, size_of(config.memory_budget, "memory_budget") if config.memory_budget else whole)
     return allowed_memory() // context.local_world_size
 
