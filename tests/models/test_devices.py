@@ -109,7 +109,7 @@ def test_a_step_with_a_batch_that_is_made_on_the_device_does_not_synchronize(
     synthetic_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(device_batches, "MOST_SLOTS", 1 if name == "long lists" else 100)
-    config = Config.of(data_path=str(synthetic_folder), batch_size=300, **ON_DEVICE[name])
+    config = Config.of(data_path=str(synthetic_folder), batch_size=600, **ON_DEVICE[name])
     model, _ = model_and_batch(config)
     assert model.loss is not None
     source = DeviceBatches(EventBatches(open_columns(config), config, 0, 1), torch.device("cpu"))

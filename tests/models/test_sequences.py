@@ -379,6 +379,38 @@ def test_what_a_history_adds_counts_like_a_product_with_one_number_for_each_item
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize(("num_drawn", "has_own"), [(0, False), (6, False), (6, True)])
+def test_groups_that_are_computed_at_once_have_the_same_loss(
+    monkeypatch: pytest.MonkeyPatch, num_drawn: int, has_own: bool
+) -> None:
+    # Two whole groups of 8 events, and one of 4; histories of two items.
+    number, draw = 20, torch.Generator().manual_seed(3)
+    vectors, own = normal(num_drawn + number, 2, DIM).requires_grad_(), normal(2 * number).requires_grad_()
+    rows = torch.randint(0, 10, (num_drawn + number,), generator=draw)
+    lengths = torch.tensor([0] * num_drawn + [2] * number, dtype=torch.int32)
+    features = {
+        "movie": JaggedTensor(rows, lengths=torch.ones_like(lengths)),
+        HISTORY: JaggedTensor(torch.randint(0, 10, (2 * number,), generator=draw), lengths=lengths),
+    }
+    batch: Any = SimpleNamespace(
+        features=features,
+        weights=torch.rand(number, generator=draw).index_fill(0, torch.tensor([19]), 0),
+        seen_bits=torch.randint(0, 255, (number, 1 + (num_drawn > 0)), generator=draw, dtype=torch.uint8),
+        first=0,
+        gathered=lambda each: each,
+        counts={HISTORY: lengths[num_drawn:]},
+    )
+    loss, found = loss_module.SampledSoftmax("movie", torch.linspace(0.1, 1, 10)), []
+    wanted = (vectors, own) if has_own else (vectors,)
+    for devices in (("cpu",), ()):
+        monkeypatch.setattr(loss_module, "GROUP_AFTER_GROUP", devices)
+        total = loss(loss_module.WithOwn(vectors, own) if has_own else vectors, batch)
+        found.append([total, *torch.autograd.grad(total, wanted)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.abs().max() > 0.01
+
+
 def test_a_rank_beyond_the_global_batch_has_gradients_of_all_parts() -> None:
     vectors, own = normal(2, 2, DIM).requires_grad_(), normal(3, seed=5).requires_grad_()
     rows, ones = torch.tensor([1, 2]), torch.ones(2, dtype=torch.int32)

@@ -19,6 +19,8 @@ from recsuite.models.layers import repeated
 # Events to score against all drawn items at once: this limits the memory of scores with many items, and keeps
 # them in the cache with few.
 EVENTS_AT_ONCE = 128
+# Devices that compute the losses of one group after the other. A GPU takes all at once, by fewer kernels.
+GROUP_AFTER_GROUP = ("cpu",)
 
 
 # A protocol, because the input of models is defined in a higher layer: `ModelInput` is one.
@@ -140,23 +142,28 @@ class OwnScores:
     def of(self, part: slice, items: torch.Tensor) -> torch.Tensor | float:
         """Return what is added to the scores of M items for a part of the events, float32 [n, M]; or 0.
 
-        items: as in the batch, int64 [M].
+        items: as in the batch, int64 [M]; or of K groups of S events, [K, M], which gives [K, S, M].
         """
         if self.own is None:
             return 0.0
         members = slice(self.ends[part.start], self.ends[part.stop])
         # Not the distinct items: the device knows their number alone. Of equal ones the first has the sum.
-        ordered = items.sort().values
-        column = torch.searchsorted(ordered, self.items[members]).clamp(max=len(ordered) - 1)
-        is_there = ordered[column] == self.items[members]
+        ordered, mine = items.sort().values, self.items[members].view(*items.shape[:-1], -1)
+        column = torch.searchsorted(ordered, mine).clamp(max=items.size(-1) - 1)
+        is_there = ordered.gather(-1, column) == mine
         event = self.events[members] - part.start
-        added = self.own.new_zeros(part.stop - part.start, len(ordered))
+        added = self.own.new_zeros(part.stop - part.start, items.size(-1))
         added = added.index_put(
-            (event, column), torch.where(is_there, self.own[members], 0.0), accumulate=True
+            (event, column.view(-1)),
+            torch.where(is_there.view(-1), self.own[members], 0.0),
+            accumulate=True,
         )
         first = torch.searchsorted(ordered, items)
-        # The same; but the gradient of `index_select` has no fixed order of additions on a GPU, and that of
-        # the other none on several threads of a CPU.
+        # By an index, because its gradient has a fixed order of additions on a GPU; on a CPU that of
+        # `index_select` has one.
+        if items.dim() > 1:
+            groups = torch.arange(len(items), device=items.device).unsqueeze(1)
+            return added.view(len(items), -1, items.size(-1))[groups, :, first].transpose(1, 2)
         return added[:, first] if added.is_cuda else added.index_select(1, first)
 
     def of_each(self, part: slice, own: torch.Tensor, drawn: torch.Tensor) -> tuple[Any, Any]:
@@ -283,19 +290,26 @@ class SampledSoftmax(nn.Module):
         all_rows, all_real = batch.gathered(torch.stack([rows, (batch.weights > 0).long()], dim=1)).unbind(1)
         # Rows of the last ranks that are beyond the global batch are padding without a group.
         end = max(0, min(len(everyones) - first, len(users)))
-        losses = []
-        for begin in range(first // size * size, first + end, size) if end else ():
-            group = slice(begin, begin + size)
-            own = slice(max(begin - first, 0), min(begin + size - first, end))
-            members, seen_bits = all_rows[group], batch.seen_bits[own]
-            competing = torch.cat([members, drawn])
-            log_shares = self._log_expected(competing, len(members), len(drawn))
-            is_real = torch.cat([all_real[group] > 0, torch.ones_like(drawn, dtype=torch.bool)])
-            of_group = unpack_bits(seen_bits[:, :width], len(members))
+        # Only histories of one length can be split by groups.
+        takes_all = users.device.type not in GROUP_AFTER_GROUP
+        takes_all = takes_all and first % size == 0 and (added.own is None or HISTORY in batch.counts)
+        losses, begin = [], first // size * size
+        while end and begin < first + end:
+            number = max(1, (first + end - begin) // size) if takes_all else 1
+            group = slice(begin, begin + number * size)
+            own = slice(max(begin - first, 0), min(group.stop - first, end))
+            seen_bits, members = batch.seen_bits[own], min(size, len(everyones) - begin)
+            competing = _with_drawn(all_rows[group], drawn, number)
+            log_shares = self._log_expected(competing, members, len(drawn)).unsqueeze(-2)
+            is_real = _with_drawn(all_real[group] > 0, torch.ones_like(drawn, dtype=torch.bool), number)
+            of_group = unpack_bits(seen_bits[:, :width], members)
             seen = torch.cat([of_group, unpack_bits(seen_bits[:, width:], len(drawn))], dim=1)
-            item, place = torch.cat([everyones[group], negatives]), first + own.start - begin
+            item, place = _with_drawn(everyones[group], negatives, number), first + own.start - begin
             log_shares = log_shares - added.of(own, competing)
-            losses.append(sampled_softmax(users[own], item, competing, log_shares, is_real, seen, place))
+            user, seen = _split(users[own], number), _split(seen, number)
+            loss = sampled_softmax(user, item, competing, log_shares, is_real, seen, place)
+            losses.append(loss.flatten())
+            begin = group.stop
         # Zeros, but functions of all that the model returned: every rank takes part in the backward, and each
         # parameter gets a gradient.
         return [*losses, (users[end:] * 0).sum(dim=1) + everyones[:0].sum() + added.zero]
@@ -312,6 +326,18 @@ class SampledSoftmax(nn.Module):
             return self.log_shares[items]
         index = torch.searchsorted(self.item_ids, items).clamp(max=len(self.item_ids) - 1)
         return self.log_shares[torch.where(self.item_ids[index] == items, index, 0)]
+
+
+def _split(each: torch.Tensor, number: int) -> torch.Tensor:
+    """Return what some groups of events have by group, [groups, S, ...]; of one group [S, ...]."""
+    return each if number == 1 else each.unflatten(0, (number, -1))
+
+
+def _with_drawn(each: torch.Tensor, others: torch.Tensor, number: int) -> torch.Tensor:
+    """Return `_split`, in each group followed by what the drawn items have, [groups, S + N, ...]."""
+    if number == 1:
+        return torch.cat([each, others])
+    return torch.cat([_split(each, number), others.expand(number, *others.shape)], dim=1)
 
 
 def unpack_bits(packed: torch.Tensor, number: int) -> torch.Tensor:
@@ -333,22 +359,24 @@ def sampled_softmax(
     """Return minus the log probability of each user's item, float32 [n].
 
     The softmax is over M items, of which those from `first` on belong to the n users.
-    Takes vectors [n, D] and [M, D] and, for each item, its table row, the logarithm of its expected number,
-    such as its share of the training events (also for each user, [n, M]), and True if it is not padding, [M];
-    seen_bits: True if a user had an item before, bool [n, M]. An item is a negative as often as it is
+    Takes vectors [n, D] and [M, D] and, for each item, its table row, [M], the logarithm of its expected
+    number, such as its share of the training events, [1, M] or [n, M], and True if it is not padding, [M];
+    seen_bits: True if a user had an item before, bool [n, M]. For K groups at once all begin with K, such as
+    [K, n, D], and so does the result. An item is a negative as often as it is
     popular; to correct this, each score is lowered by that logarithm (Yi et al., "Sampling-bias-corrected
     neural modeling for large corpus item recommendations", 2019). The user's own item is never a negative,
     nor is an item that the user had before: no ranking shows it again.
     """
     # The items of the other users of the group represent all items: no item has to be drawn or looked up for
     # them.
-    scores = user @ item.T - log_shares
-    is_none = (rows[first : first + len(user)].unsqueeze(1) == rows) | ~real | seen_bits
+    scores = user @ item.transpose(-2, -1) - log_shares
+    own = rows[..., first : first + user.size(-2)].unsqueeze(-1)
+    is_none = (own == rows.unsqueeze(-2)) | ~real.unsqueeze(-2) | seen_bits
     # An item is no negative of its own user, but its score has to stay. Also that of padding: infinity times
     # the weight 0 is NaN.
-    is_none.diagonal(first).fill_(False)
+    is_none.diagonal(first, -2, -1).fill_(False)
     scores = scores.masked_fill(is_none, -torch.inf)
-    return scores.logsumexp(dim=1) - scores.diagonal(first)
+    return scores.logsumexp(dim=-1) - scores.diagonal(first, -2, -1)
 
 
 def drawn_softmax(
