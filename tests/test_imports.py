@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "checkpoint.recorded": "errors files places config runtime.console checkpoint.format checkpoint.folder "
     "checkpoint.chain",
     "checkpoint": "errors files places hooks config runtime datasets models sharding training ids",
-    "training": "errors config places runtime datasets metrics models sharding compiled hooks",
+    "training": "errors config places runtime datasets metrics models sharding compiled time_buckets hooks",
     "serving": "errors files places config models runtime.console ids time_buckets datasets.schema "
     "datasets.source datasets.preparation.vocabulary datasets.preparation.reading checkpoint.format "
     "checkpoint.folder checkpoint.chain checkpoint.origin checkpoint.shards checkpoint.recorded "

@@ -19,7 +19,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 import example
@@ -35,7 +34,11 @@ from recsuite.sharding.plan import unsharded
 from recsuite.sharding.recommender import ModelInput, TrainableModel, make_head, make_model
 from recsuite.sharding.storage import RowsInHostMemory, TableRows
 from recsuite.sharding.table_rules import RowWiseAdagrad
-from recsuite.sharding.torchrec_tables import OneRankTablesSharder, TorchRecTablesSharder
+from recsuite.sharding.torchrec_tables import (
+    DistinctTablesSharder,
+    OneRankTablesSharder,
+    TorchRecTablesSharder,
+)
 from recsuite.training import device_batches, steps
 from recsuite.training.device_batches import DeviceBatches, Records, StepInputs
 from recsuite.training.device_negatives import DeviceNegatives
@@ -222,7 +225,8 @@ ON_GPUS: dict[str, tuple[int, dict[str, Any], bool, bool, bool]] = {
     "two": (2, {}, True, True, False),
     "two, plain": (2, {"pipeline": "plain"}, True, False, False),
     "one, overlapped": (1, {"pipeline": "sparse_dist"}, False, True, False),
-    "dynamic": (2, {"vocabulary": "dynamic"}, False, True, False),
+    "dynamic": (2, {"vocabulary": "dynamic"}, True, True, False),
+    "one, dynamic": (1, {"vocabulary": "dynamic"}, False, False, False),
     "host memory": (1, {"storage": "uvm"}, False, False, False),
     "a cache": (1, {"storage": "uvm_caching"}, False, True, True),
     "a cache, plain": (1, {"storage": "uvm_caching", "pipeline": "plain"}, False, False, False),
@@ -239,8 +243,8 @@ def test_on_gpus_the_number_and_the_flags_choose_kernels_and_pipeline(
     _, sharder, _, _ = unsharded(
         open_columns(config), config, context, RowWiseAdagrad(0.04), 2**30, example.make_model
     )
-    static = OneRankTablesSharder if world_size == 1 else EmbeddingCollectionSharder
-    assert type(sharder) is (TorchRecTablesSharder if name == "dynamic" else static)
+    static = OneRankTablesSharder if world_size == 1 else DistinctTablesSharder
+    assert type(sharder) is (TorchRecTablesSharder if "vocabulary" in flags else static)
     assert vars(sharder)["_use_index_dedup"] is is_distinct
     # A cache has a kernel of its own.
     rows = RowsInHostMemory(None) if config.tables.storage == UVM_CACHING else TableRows(torch.empty(0), {})

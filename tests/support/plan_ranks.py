@@ -1,4 +1,4 @@
-"""Program of each rank of a launch in `tools/test_plan.py`: memory of tables, and bytes that ranks exchange.
+"""Program of each rank of a launch in `extras/test_plan.py`: memory of tables, and bytes that ranks exchange.
 
 python plan_ranks.py RESULTS DATA STEPS FLAGS...
 """
@@ -34,12 +34,13 @@ def main() -> None:
 
 
 def measure(config: Config, context: RuntimeContext, steps: int) -> dict[str, Any]:
-    """Bytes of the tables as tensors and as resident memory; of each step those read from other ranks."""
+    """Bytes of the tables as tensors and as resident memory; of each step those read and sent."""
     from example import make_loss, make_model
     from recsuite.datasets.opening import load
     from recsuite.datasets.preparation.cache import open_columns
     from recsuite.training.state import build_train_state
     from recsuite.training.steps import BatchFeed
+    from tests.support.benchmarks import benchmark
     from tests.support.steps import make_step
 
     once_per_node(context, lambda: open_columns(config), deadline=60)
@@ -54,11 +55,14 @@ def measure(config: Config, context: RuntimeContext, steps: int) -> dict[str, An
     tensors = [each for table in train_state.tables.values() for each in table.tensors.values()]
     shards = [shard.tensor for tensor in tensors for shard in tensor.local_shards()]
     found["tensors"] = sum(shard.numel() * shard.element_size() for shard in shards)
-    read = noting_reads()
+    read, counted = noting_reads(), benchmark("exchange").counted
+    found["sent"] = []
     with load(columns, config.replaced(num_workers=0), context) as loader:
         for batch in itertools.islice(BatchFeed(loader).batches("train", 0), steps):
             read.append({})
-            make_step(train_state, batch)
+            with counted(context.rank) as sent:
+                make_step(train_state, batch)
+            found["sent"].append([*sent.values()])
     return {**found, "read": read}
 
 

@@ -68,7 +68,7 @@ def collect(config: Config, context: RuntimeContext) -> dict[str, Any]:
 
 
 def train_rules(columns: Any, config: Config, context: RuntimeContext) -> dict[str, Any]:
-    """The losses, and `optimizer_sums`, by optimizer of tables of several widths."""
+    """The losses, and `sums_of`, by optimizer of tables of several widths."""
     from recsuite.sharding.table_rules import SGD, Adagrad, Adam, RowWiseAdam
     from tests.support.several_widths import several_widths
 
@@ -80,7 +80,7 @@ def train_rules(columns: Any, config: Config, context: RuntimeContext) -> dict[s
 
 
 def train_widths(config: Config, context: RuntimeContext) -> dict[str, Any]:
-    """The losses, by whose step it is, of static and of dynamic tables of several widths."""
+    """The losses and `sums_of`, by whose step it is, of static and of dynamic tables of several widths."""
     from recsuite.datasets.preparation.cache import open_columns
     from recsuite.runtime.process import once_per_node
     from tests.support.several_widths import several_widths
@@ -92,13 +92,13 @@ def train_widths(config: Config, context: RuntimeContext) -> dict[str, Any]:
         found[ids] = {}
         for tables in ("vectorised", "torchrec"):
             chosen = of_ids.replaced(cpu_tables=tables)
-            ((losses,), *_) = train_all(columns, chosen, context, None, several_widths, False)
-            found[ids][tables] = losses
+            (losses,), _, sums = train_all(columns, chosen, context, None, several_widths, False)
+            found[ids][tables] = {"losses": losses, "sums": sums}
     return found
 
 
 def train_learned_weights(columns: Any, config: Config, context: RuntimeContext) -> dict[str, Any]:
-    """The losses, and `optimizer_sums`, by pipeline, of a ranking that learns weights of a history."""
+    """The losses, and `sums_of`, by pipeline, of a ranking that learns weights of a history."""
     from recsuite.config import sections
 
     # Of 480 events: a group has events of two ranks, whether there are two or three.
@@ -161,12 +161,14 @@ def train_all(
     maker: Any = None,
     evaluates: bool = True,
 ) -> tuple[list[list[float]], Any, dict[str, float]]:
-    """The loss of every step of every epoch, the metrics of the trained model, and `optimizer_sums`."""
+    """The loss of every step of every epoch, the metrics of the trained model, and `sums_of`."""
+    from recsuite.sharding.table import track_changes
     from recsuite.training.evaluation import make_evaluator
     from recsuite.training.progress import Progress
     from tests.support.steps import train_epoch
 
     train_state, feed = build(columns, config, context, rule, maker)
+    track_changes(train_state.model, train_state.tables)
     losses, metrics = [], None
     with feed.loader:
         for epoch in range(config.training.epochs):
@@ -175,27 +177,26 @@ def train_all(
             losses.append(found.tolist())
         if evaluates:
             metrics = make_evaluator(feed, columns, config, context).test(train_state.model, epoch).values
-    return losses, metrics, optimizer_sums(train_state)
+    return losses, metrics, sums_of(train_state)
 
 
-def optimizer_sums(train_state: Any) -> dict[str, float]:
-    """By table, the sum of Adagrad's state over all rows: of the squares of all gradients."""
+def sums_of(train_state: Any) -> dict[str, float]:
+    """By table, the sum of Adagrad's state, of the squares of all gradients, and the changed rows."""
     import torch
     import torch.distributed as dist
 
-    from recsuite.sharding.plan import embedding_tables
-
     sums = {}
-    for table, share in sorted(embedding_tables(train_state.model).items()):
+    for table, share in sorted(train_state.tables.items()):
         # A rank without rows of a table has no state of it.
         mine = sum(
             (value.double().sum() for slot, value in share.export().items() if slot == "momentum1"),
             torch.zeros(()),
         )
+        changed = len(next(iter(share.export(changed=True).values())))
         # Where the backend of the ranks adds up; a rank may have no shard that says where that is.
-        total = torch.as_tensor(mine, dtype=torch.float64).to(train_state.row_scale.device)
+        total = torch.tensor([float(mine), changed], dtype=torch.float64).to(train_state.row_scale.device)
         dist.all_reduce(total)
-        sums[table] = float(total)
+        sums[table], sums[f"changed {table}"] = total.tolist()
     return sums
 
 

@@ -88,10 +88,12 @@ def test_tables_of_several_widths_learn_alike_by_either_step_on_1_2_and_3_ranks(
     found: dict[int, Any], ids: str
 ) -> None:
     expected = found[1]["widths"][ids]["vectorised"]
-    assert expected[-1] < expected[0]
+    assert expected["losses"][-1] < expected["losses"][0]
+    assert expected["sums"]["changed user"] > 0
     for results in found.values():
-        for losses in results["widths"][ids].values():
-            np.testing.assert_allclose(losses, expected, rtol=1e-4)
+        for learned in results["widths"][ids].values():
+            np.testing.assert_allclose(learned["losses"], expected["losses"], rtol=1e-4)
+            assert learned["sums"] == pytest.approx(expected["sums"], rel=1e-3, abs=1e-6)
 
 
 def test_learned_history_weights_learn_alike_with_both_pipelines_on_1_2_and_3_ranks(

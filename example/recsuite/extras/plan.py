@@ -54,6 +54,7 @@ from recsuite.datasets.tables.files import File, split_part
 from recsuite.datasets.tables.formats import explained_damage
 from recsuite.errors import UserError, counted, markdown_table, require
 from recsuite.files import explained
+from recsuite.ids import UNKNOWN_ID
 from recsuite.models.tasks import ModelMaker
 from recsuite.places import open_raw
 from recsuite.runtime.console import filter_library_messages
@@ -271,28 +272,37 @@ def refusal(make: Maker, cluster: Cluster, kernels: Mapping[str, str]) -> str:
 def sent(tables: PlannedTables, plan: Plan, features: Sequence[KeyedJaggedTensor] = ()) -> np.ndarray:
     """Return the bytes of ids, rows and gradients that each rank sends to others, float64 [ranks, 3].
 
-    features: the batch of each rank in a step. Without them, or if a row is requested once for each of its
-    ids, this is an upper bound: distinct ids, spread evenly over the rows.
+    Those of ids include the lengths that TorchRec sends with them.
+
+    features: the batch of each rank in a step. Without them this is an upper bound: distinct ids, spread
+    evenly over the rows.
     """
-    total = np.zeros((len(plan.memory), 3))
+    total, is_ours = np.zeros((len(plan.memory), 3)), isinstance(tables.sharder, CpuTablesSharder)
     for held in plan.shardings:
         # Keys that a rank, the first dimension, requests from a rank, the second one.
         counts = np.zeros((len(total), len(total)))
-        if features and tables.is_distinct:
+        # Lengths likewise: with TorchRec one of each event, for each rank with rows of a table.
+        lengths, dynamic = np.zeros_like(counts), held.keys() & tables.specs.keys()
+        for name, table in held.items():
+            for shard in table.sharding_spec.shards:
+                rank, share = shard.placement.rank(), shard.shard_sizes[0] / tables.num_rows[name]
+                counts[:, rank] += 0 if features else tables.requested(name) * share
+                lengths[:, rank] += 0 if is_ours else tables.batch_size
+        if features:
             counter = RequestCounter(held, tables.num_rows, tables.specs, len(total))
             counts += np.stack([counter(batch).numpy() for batch in features])
-        else:
-            for name, table in held.items():
-                for shard in table.sharding_spec.shards:
-                    share = shard.shard_sizes[0] / tables.num_rows[name]
-                    counts[:, shard.placement.rank()] += tables.requested(name) * share
+            # The tables of this library always request the row of unknown ids, TorchRec's for such an id.
+            for batch, of_rank in [] if is_ours else zip(features, counts, strict=True):
+                of_rank[0] -= sum(UNKNOWN_ID not in batch[name].values() for name in dynamic)
         np.fill_diagonal(counts, 0)
+        np.fill_diagonal(lengths, 0)
         # Static tables of this library send row numbers over all tables; TorchRec sends ids.
-        is_numbered = isinstance(tables.sharder, CpuTablesSharder) and not held.keys() & tables.specs.keys()
+        is_numbered = is_ours and not dynamic
         key_bytes = 4 if is_numbered and sum(tables.num_rows[name] for name in held) < 2**31 else 8
         # Rows go to the rank that requested them, their gradients back to the rank that owns them.
         row_bytes, out = 4 * tables.widths[next(iter(held))], counts.sum(1)
-        total += np.stack([key_bytes * out, row_bytes * counts.sum(0), row_bytes * out], axis=1)
+        ids_out = key_bytes * out + 4 * lengths.sum(1)
+        total += np.stack([ids_out, row_bytes * counts.sum(0), row_bytes * out], axis=1)
     return total
 
 
@@ -659,7 +669,7 @@ def _plan(cluster: Cluster, config: Config, given: frozenset[str], model: ModelM
     if fitting is None:
         raise UserError(refusal(make, cluster, kernels))
     source = f"the mean of the first {counted(len(batches), 'step')}"
-    if not (batches and tables.is_distinct):
+    if not batches:
         source = "at most, with ids spread evenly over the rows"
     report(tables, fitting, cluster, [sent(tables, fitting, step) for step in batches or [[]]], source)
     print(*of_partitions, sep="\n", end="\n" * bool(of_partitions))

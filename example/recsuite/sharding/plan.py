@@ -52,7 +52,11 @@ from recsuite.sharding.recommender import TrainableModel, make_head, make_model,
 from recsuite.sharding.storage import DiskStorage, RowsInHostMemory, TableRows
 from recsuite.sharding.table import EmbeddingTable, StaticTable
 from recsuite.sharding.table_rules import TableRule, check_rule
-from recsuite.sharding.torchrec_tables import OneRankTablesSharder, TorchRecTablesSharder
+from recsuite.sharding.torchrec_tables import (
+    DistinctTablesSharder,
+    OneRankTablesSharder,
+    TorchRecTablesSharder,
+)
 
 # Rows are drawn in blocks, so that a shard can be filled without drawing the whole table.
 INIT_BLOCK_ROWS = 4096
@@ -237,12 +241,11 @@ def make_sharder(
         )
         if cpu_tables != TrainingConfig.cpu_tables:
             context.say(f"--cpu_tables {cpu_tables} has no effect on a GPU")
+    # Distinct ids are for the exchange.
+    is_alone = context.world_size == 1
     if specs:
-        return TorchRecTablesSharder(fused_params, specs)
-    if context.world_size == 1:
-        return OneRankTablesSharder(fused_params)
-    # Distinct ids are for the exchange. FBGEMM has no CPU kernel that finds them.
-    return EmbeddingCollectionSharder(fused_params=fused_params, use_index_dedup=not is_cpu)
+        return TorchRecTablesSharder(fused_params, specs, is_alone)
+    return OneRankTablesSharder(fused_params) if is_alone else DistinctTablesSharder(fused_params)
 
 
 def make_plan(

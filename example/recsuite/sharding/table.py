@@ -370,4 +370,5 @@ class TablesSharder(EmbeddingCollectionSharder):
         module_fqn: str | None = None,
     ) -> ShardedEmbeddingCollection:
         """Return the sharded tables. Collective: every rank."""
-        return self.make(module, params, env, self.fused_params, device, module_fqn=module_fqn)
+        options = {"use_index_dedup": self._use_index_dedup, "module_fqn": module_fqn}
+        return self.make(module, params, env, self.fused_params, device, **options)

@@ -125,7 +125,68 @@ class UnknownRows:
             share.state[-1].copy_(row[-1])
 
 
-class TorchRecTables(ShardedEmbeddingCollection):
+def distinct_ids(features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, torch.Tensor]:
+    """Return features with each id of a feature once, and the place of each given id among these, int64 [n].
+
+    Their lengths only say which ids belong to a feature: they are spread over its events, because FBGEMM's
+    kernels work on the events of a batch in parallel, and on the ids of one event in turn.
+    """
+    ids, stride, num_features = features.values(), features.stride(), len(features.keys())
+    ends = features.offsets()[stride::stride].contiguous()
+    of_feature = torch.bucketize(
+        torch.arange(len(ids), dtype=ends.dtype, device=ends.device), ends, right=True
+    )
+    # By feature, and by id within a feature: an id of 64 bits leaves no room for the feature in one key.
+    order = ids.argsort(stable=True)
+    order = order[of_feature[order].argsort(stable=True)]
+    ids, of_feature = ids[order], of_feature[order]
+    is_first = torch.ones_like(order)
+    is_first[1:] = (ids[1:] != ids[:-1]) | (of_feature[1:] != of_feature[:-1])
+    places = is_first.cumsum(0) - 1
+    counts = is_first.new_zeros(num_features).index_add_(0, of_feature, is_first)
+    # The only wait for the device. The exchange would wait for these numbers otherwise.
+    length_per_key = counts.tolist()
+    events = torch.arange(stride, device=counts.device)
+    lengths = counts.unsqueeze(1) // stride + (events < counts.unsqueeze(1) % stride)
+    distinct = KeyedJaggedTensor(
+        features.keys(),
+        ids.new_empty(sum(length_per_key)).index_copy_(0, places, ids),
+        lengths=lengths.view(-1).to(features.lengths()),
+        stride=stride,
+        length_per_key=length_per_key,
+    )
+    return distinct, torch.empty_like(places).index_copy_(0, order, places)
+
+
+class DistinctTables(ShardedEmbeddingCollection):
+    """Sharded tables of a model, of which a rank requests a row once for all its ids of a batch.
+
+    TorchRec's way is a kernel of FBGEMM that exists only for a GPU. Its ids must be rows of their table.
+    Dynamic ids are not, and others are mixed up before the bounds are checked. Its lengths have 8 bytes.
+    """
+
+    def _dedup_indices(self, ctx: Any, splits: list[KeyedJaggedTensor]) -> list[KeyedJaggedTensor]:
+        exchanged = []
+        for features in splits:
+            distinct, places = distinct_ids(features)
+            ctx.input_features.append(features)
+            ctx.reverse_indices.append(places)
+            exchanged.append(distinct)
+        return exchanged
+
+
+class DistinctTablesSharder(TablesSharder):
+    """Sharder that makes `DistinctTables` from the tables of a model on several ranks."""
+
+    def __init__(self, fused_params: dict[str, Any]) -> None:
+        super().__init__(fused_params=fused_params, use_index_dedup=True)
+
+    @override
+    def make(self, *arguments: Any, **options: Any) -> DistinctTables:
+        return DistinctTables(*arguments, **options)
+
+
+class TorchRecTables(DistinctTables):
     """Sharded tables of a model, some of which are dynamic.
 
     dynamic: the specs of these, by their names; shares: this rank's shares of them.
@@ -212,7 +273,8 @@ class TorchRecTables(ShardedEmbeddingCollection):
         if ctx.capacities != self.capacities:
             # A pipeline sent these ids before a table grew, to the ranks that owned them then. This is so on
             # all ranks.
-            ctx.sharding_contexts.clear()
+            for of_exchange in (ctx.sharding_contexts, ctx.input_features, ctx.reverse_indices):
+                of_exchange.clear()
             # Through a new exchange: the pipeline has changed the other one so that it sends nothing alone.
             (of_pipeline,), self._input_dists[:] = self._input_dists, [self._make_input_dist()]
             input = self.input_dist(ctx, ctx.features).wait().wait()
@@ -227,10 +289,15 @@ class TorchRecTables(ShardedEmbeddingCollection):
 
 
 class TorchRecTablesSharder(TablesSharder):
-    """Sharder that makes `TorchRecTables` from the tables of a model. dynamic: specs of dynamic tables."""
+    """Sharder that makes `TorchRecTables` from the tables of a model.
 
-    def __init__(self, fused_params: dict[str, Any], dynamic: Mapping[str, DynamicSpec]) -> None:
-        super().__init__(fused_params=fused_params)
+    dynamic: specs of dynamic tables; is_alone: True for one rank, which has no use for distinct ids.
+    """
+
+    def __init__(
+        self, fused_params: dict[str, Any], dynamic: Mapping[str, DynamicSpec], is_alone: bool
+    ) -> None:
+        super().__init__(fused_params=fused_params, use_index_dedup=not is_alone)
         self.dynamic = dynamic
 
     @override
