@@ -16,6 +16,7 @@ heads.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -342,9 +343,9 @@ class SequenceHead(ProductHead):
         number = max(1, ITEMS_AT_ONCE // self.width)
         parts = lengths.split(number)
         sizes = [int(part.sum()) for part in parts]
-        # Without unused slots.
-        rows, ages = rows[: sum(sizes)], ages[: sum(sizes)]
-        cut = zip(rows.split(sizes), parts, ages.split(sizes), strict=True)
+        # Unused slots are behind the last end.
+        spans = itertools.starmap(slice, itertools.pairwise([0, *itertools.accumulate(sizes)]))
+        cut = ((rows[span], part, ages[span]) for span, part in zip(spans, parts, strict=True))
         # No dropout here, so the draws are unused.
         return torch.cat([self._states(*each, draws=ages) for each in cut])
 
