@@ -113,12 +113,31 @@ class FeatureRows:
         return self.slots(name)
 
     def slots(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return `jagged`, with the unused slots of a list that is padded."""
+        """Return `jagged`, with the unused slots of a list that is padded.
+
+        Args:
+            name: The feature.
+
+        Returns:
+            Rows, float32 [V, D], and lengths, int64 [B].
+
+        Raises:
+            PaddedListError: When the lists of a batch have a budget of slots together.
+        """
+        if name in self.joined:
+            raise PaddedListError(name)
         looked_up = self.found[name]
         return scaled(looked_up.values(), self.scale), looked_up.lengths().to(torch.int64)
 
     def used(self, name: str) -> torch.Tensor | None:
-        """Return a mask of the used slots of a padded list, bool [V], or None if all are used."""
+        """Return which slots of a list are used, if it is padded.
+
+        Args:
+            name: The feature.
+
+        Returns:
+            bool [V], or None if all are used.
+        """
         if name not in self.counts:
             return None
         return used_slots(self.counts[name], len(self.found[name].values())).view(-1)
