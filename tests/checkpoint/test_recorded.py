@@ -177,6 +177,22 @@ def test_a_resume_keeps_the_step_of_the_tables_which_an_older_checkpoint_does_no
     assert merged(trained, "--resume").training.cpu_tables == "vectorised"
 
 
+def test_rows_are_rounded_to_16_bits_for_a_load_and_not_between_deltas(
+    trained: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert merged(trained, "--load --row_precision fp16").tables.row_precision == "fp16"
+    assert "--row_precision fp16 rounds the rows of" in capsys.readouterr().out
+    for line in ("--resume", "--compact"):
+        with pytest.raises(UserError, match=r"--row_precision fp16 does not fit .*step-000000010"):
+            merged(trained, f"{line} --row_precision fp16")
+    record(trained, row_precision="fp16")
+    assert merged(trained, "--resume").tables.row_precision == "fp16"
+    # They are numbers of 32 bits too.
+    for line in ("--resume --row_precision fp32", "--load"):
+        assert merged(trained, line).tables.row_precision == "fp32"
+    assert "rounds" not in capsys.readouterr().out
+
+
 def test_every_flag_is_of_exactly_one_class() -> None:
     classes = (
         NAME_FLAGS,

@@ -79,6 +79,18 @@ def test_the_state_of_the_optimizer_counts(optimizer: str, numbers: int) -> None
     assert found.held.tolist() == [1000 * numbers * 4]
 
 
+def test_rows_of_16_bits_take_half_in_memory_and_are_sent_and_written_as_32() -> None:
+    words = (*GPUS, "--table=user:1_000_000:64", "--optimizer", "Adam")
+    (_, whole, sent), (_, half, sent_half) = (
+        planned(*words, "--row_precision", precision) for precision in ("fp32", "fp16")
+    )
+    assert (whole.memory - half.memory).sum(1).tolist() == [250_000 * 64 * 2.0] * 4
+    assert half.held.tolist() == whole.held.tolist()
+    assert np.array_equal(sent, sent_half)
+    comms = ["comms" in part for part in plan.PARTS]
+    assert half.parts[:, comms] == pytest.approx(whole.parts[:, comms])
+
+
 def test_without_data_ranks_send_at_most_the_distinct_ids_spread_over_the_rows() -> None:
     words = ("--batch_size", "200", "--table=user:1000:8", "--table=country:10:8:3")
     _, found, [sent] = planned(*CPUS, "2", *words)

@@ -394,13 +394,19 @@ def on_a_gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [*RULES, "stream", "ranking", "repeats", "sequence"])
+@pytest.mark.parametrize("name", [*RULES, "stream", "rows of 16 bits", "ranking", "repeats", "sequence"])
 def test_captured_steps_of_a_gpu_have_the_bits_of_eager_ones(on_a_gpu: dict[str, Any], name: str) -> None:
     eager, found = on_a_gpu[f"{name} off"], on_a_gpu[f"{name} auto"]
     assert found.pop("captured")
     assert not eager.pop("captured")
     assert found == eager
     assert eager["steps"] >= (100 if name == "stream" else 300)
+
+
+@pytest.mark.gpu
+def test_a_gpu_rounds_rows_of_16_bits_at_random(on_a_gpu: dict[str, Any]) -> None:
+    # The next smaller number than 1 is 0.9995.
+    assert on_a_gpu["rounded"] == pytest.approx(1 - 1e-4, abs=1e-5)
 
 
 @pytest.mark.gpu

@@ -27,7 +27,7 @@ from recsuite.datasets.preparation.cache import open_columns
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding import plan
 from tests.support.launch import EXAMPLE, GPUS, SUPPORT, python, started, succeeded, wait_for
-from tests.support.published import differing_tensors
+from tests.support.published import copied, differing_tensors
 
 CUDA = functools.partial(pytest.param, marks=pytest.mark.gpu)
 DEVICES = ["cpu", CUDA("cuda")]
@@ -184,6 +184,27 @@ def test_a_training_with_deltas_that_a_signal_ended_resumes(data: Path, tmp_path
     resumed = example(device, *flags, "--epochs", epochs, "--resume")
     assert f"step {step}, written by 1 rank" in resumed
     assert f"epoch {epochs}/{epochs}" in resumed
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_of_16_bits_resume_bit_for_bit(data: Path, tmp_path: Path, device: str) -> None:
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    flags = ["--data_path", data, "--split", "random", "--batch_size", "256", "--epochs", "2", "--dump"]
+    flags += ["--dump_every", "5", "--keep", "9", "--row_precision", "fp16", "--cpu_tables", "torchrec"]
+    example(device, *flags, "--save_dir", whole)
+    example(device, *flags, "--save_dir", copied(whole, again, 5), "--resume")
+    steps = [max(folder.glob("step-*")) for folder in (whole, again)]
+    assert steps[0].name == steps[1].name > "step-000000010"
+    assert differing_tensors(*steps) == []
+
+
+@pytest.mark.gpu
+def test_rows_of_16_bits_learn_the_same_on_a_gpu(trained: Train, data: Path, tmp_path: Path) -> None:
+    flags = ["--data_path", data, "--save_dir", tmp_path, *KINDS["random split"], "--row_precision", "fp16"]
+    of_whole = metrics_of((trained("cuda", "random split") / "output.txt").read_text())
+    assert metrics_of(example("cuda", *flags, "--dump")) == pytest.approx(of_whole, abs=5e-3)
+    loaded = example("cpu", "--data_path", data, "--load", "--save_dir", tmp_path)
+    assert metrics_of(loaded) == pytest.approx(of_whole, abs=5e-3)
 
 
 @pytest.mark.gpu

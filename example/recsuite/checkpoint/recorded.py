@@ -25,7 +25,7 @@ from recsuite.checkpoint.format import CONFIG, FEATURES_FILE, read_config, read_
 from recsuite.config.config import Config, extra_data_flags, flag_names, sections
 from recsuite.config.presets import as_given, in_words
 from recsuite.config.sections import ModelConfig, OptimizerConfig, check_given_flags
-from recsuite.errors import UserError, printable
+from recsuite.errors import UserError, printable, require
 from recsuite.files import LARGEST, typed
 from recsuite.places import folder_at
 from recsuite.runtime.console import say
@@ -76,6 +76,7 @@ LEARNING_FLAGS = (
     *(field.name for field in dataclasses.fields(OptimizerConfig)),
     # Both steps give the same results except for rounding, and a training must continue bit for bit.
     "cpu_tables",
+    "row_precision",
     # Lists of one length are added up in another order.
     "data_device",
     "precision",
@@ -131,6 +132,15 @@ def with_recorded(config: Config, given: Collection[str]) -> Config:
         say(f"as in the training: {in_words(others)}")
     merged_config = merged(folder, config, others)
     check_given_flags(merged_config.stream.stream, given, merged_config.data.duplicates)
+    precision = merged_config.tables.row_precision
+    if precision == "fp16" != recorded.get("row_precision", "fp32"):
+        # Rounded rows would differ from those of the base of the next delta.
+        require(
+            not is_continued,
+            f"--row_precision fp16 does not fit {folder}, which has rows of fp32; leave it out, or begin "
+            "another training with --warm_start",
+        )
+        say(f"--row_precision fp16 rounds the rows of {folder}")
     return merged_config
 
 

@@ -289,7 +289,7 @@ class RowReader:
             for rows, values in self.changed_rows(number, table, slots):
                 for slot, target in slots.items():
                     here = (rows >= first) & (rows < first + len(target))
-                    target[(rows[here] - first).to(target.device)] = values[slot][here].to(target.device)
+                    target[(rows[here] - first).to(target.device)] = values[slot][here].to(target)
 
     def changed_rows(
         self, number: int, table: str, slots: Iterable[str] = ("weight",)

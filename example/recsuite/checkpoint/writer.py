@@ -127,10 +127,15 @@ def named_tensors(tables: Mapping[str, EmbeddingTable], dense: Mapping[str, torc
 def shapes_of(tensors: Tensors) -> dict[str, tuple[list[int], str]]:
     """Return name to the shape of the whole tensor and its dtype, for a manifest. Collective: every rank.
 
-    A rank without rows of a table has no optimizer state of it, so the shapes of all ranks are gathered.
+    A rank without rows of a table has no optimizer state of it, so the shapes of all ranks are gathered. Rows
+    are float32 in files, see `_rows`.
     """
     mine = {
-        name: (list(value.size()), str(value.dtype).removeprefix("torch.")) for name, value in tensors.items()
+        name: (
+            list(value.size()),
+            "float32" if isinstance(value, ShardedTensor) else str(value.dtype).removeprefix("torch."),
+        )
+        for name, value in tensors.items()
     }
     return dict(sorted(item for shapes in all_gather_object(lambda: mine) for item in shapes.items()))
 
@@ -408,7 +413,7 @@ class CheckpointWriter:
         for name, table in self.tables.items():
             # The rows of a delta are copies already.
             must_copy = copy and not is_delta and not table.exports_copies
-            slots = {slot: _array(value, must_copy) for slot, value in table.export(is_delta).items()}
+            slots = {slot: _array(_rows(value), must_copy) for slot, value in table.export(is_delta).items()}
             if "rows" in slots:
                 slots["ids"] = self.raw_values.of(name, slots["rows"])
             if name in self.texts:
@@ -555,6 +560,12 @@ class CheckpointWriter:
             "--resume; the checkpoints before it are whole."
         )
         self.context.say(self.failure)
+
+
+def _rows(value: torch.Tensor) -> torch.Tensor:
+    """Return values of rows as files have them: numbers of 16 bits as float32, which every reader takes."""
+    # On the host, where there is more room.
+    return value.cpu().float() if value.dtype == torch.float16 else value
 
 
 def _array(value: torch.Tensor, copy: bool) -> np.ndarray:

@@ -19,6 +19,7 @@ from recsuite.config.sections import (
     LARGEST_BATCH,
     LARGEST_BATCH_OF,
     LEAST_BATCH,
+    MOST_DECAY_OF_FP16,
     NEWEST,
     SAS,
     STEPS_OF_AN_EPOCH,
@@ -295,6 +296,11 @@ class Config:
             not self.stream.topic or (not data.dataset and isdir(data.data_path)),
             "--stream kafka:// requires --data_path, a folder of this machine for schema.toml and for the "
             "tables of users and items",
+        )
+        decay = self.optimizer.weight_decay
+        require(
+            self.tables.row_precision == "fp32" or decay <= MOST_DECAY_OF_FP16,
+            f"--row_precision fp16 requires --weight_decay of at most {MOST_DECAY_OF_FP16}, got {decay}",
         )
         require(
             not model.ranks or self.optimizer.l2 == 0,

@@ -361,6 +361,13 @@ class TablesConfig(Section):
         most=1,
         requires=("storage", UVM_CACHING),
     )
+    row_precision: str = flag(
+        "fp32",
+        "Precision of the rows of tables: fp16 halves their bytes. A GPU rounds them stochastically, a CPU, "
+        "with --cpu_tables torchrec, to the nearest number. Looked-up rows, the state of the optimizer and "
+        "checkpoints stay fp32. --load takes its own flag. Not for dynamic tables.",
+        choices=("fp32", "fp16"),
+    )
     memory_budget: str = flag(
         "",
         "Memory of a rank for tables, and for rows of tables that are elsewhere, such as 512MB or 8GB. "
@@ -369,6 +376,11 @@ class TablesConfig(Section):
     storage_dir: str = flag(
         "", "Folder on a local disk for tables, whose files end with the process. Default: TMPDIR or /tmp."
     )
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a number in a row."""
+        return 2 if self.row_precision == "fp16" else 4
 
     @property
     def is_on_disk(self) -> bool:
@@ -599,8 +611,9 @@ class ModelConfig(Section):
         require(0 <= self.dropout < 1, f"--dropout must be at least 0 and below 1, got {self.dropout}")
 
 
-# Of --weight_decay in a pass: rows are stored divided by their decay, which must fit a float32 after it.
-MOST_DECAY = 20
+# Of --weight_decay in a pass: rows are stored divided by their decay, which must fit a float32 after it, or
+# a float16.
+MOST_DECAY, MOST_DECAY_OF_FP16 = 20, 5
 
 
 @dataclass(frozen=True)
@@ -692,7 +705,7 @@ class TrainingConfig(Section):
     precision: str = flag(
         "fp32",
         "Of the products in the dense part: tf32 rounds their inputs to 10 bits on a GPU, bf16 computes the "
-        "dense part with 7 bits. Rows, weights and the loss stay fp32. --load takes its own flag, "
+        "dense part with 7 bits. Weights, looked-up rows and the loss stay fp32. --load takes its own flag, "
         "and serving has fp32.",
         choices=("fp32", "tf32", "bf16"),
     )

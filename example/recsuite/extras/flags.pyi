@@ -39,6 +39,7 @@ class Flags(TypedDict, total=False):
     max_growth: int
     storage: str
     cache_load_factor: float
+    row_precision: str
     memory_budget: str
     storage_dir: str
     task: str

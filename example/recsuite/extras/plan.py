@@ -130,7 +130,7 @@ class PlannedTables(NamedTuple):
 
     model: holds them, and the dense part; widths, ids, bytes_of_row: by table, the numbers in a row, the ids
     of an event, and the bytes of a row with its optimizer state; batch_size: events of a step of each rank;
-    others as of `sharding.plan.unsharded`.
+    weight_bytes: of a number in a row; others as of `sharding.plan.unsharded`.
     """
 
     model: nn.Module
@@ -142,6 +142,7 @@ class PlannedTables(NamedTuple):
     bytes_of_row: Mapping[str, int]
     batch_size: int
     rule: TableRule
+    weight_bytes: int
 
     @property
     def is_distinct(self) -> bool:
@@ -166,8 +167,8 @@ class Plan(NamedTuple):
     """Plan that fits.
 
     shardings: TorchRec's, by module and table; memory: bytes on each rank, float64 [ranks, TIERS]; held: of
-    these the rows with their optimizer state, float64 [ranks]; parts: the planner's milliseconds of a step,
-    float64 [ranks, PARTS].
+    the rows with their optimizer state in a checkpoint, float64 [ranks]; parts: the planner's milliseconds of
+    a step, float64 [ranks, PARTS].
     """
 
     shardings: list[dict[str, ParameterSharding]]
@@ -207,7 +208,8 @@ def find_plan(tables: PlannedTables, cluster: Cluster, kernels: Mapping[str, str
     within = INTRA_NODE_BANDWIDTH if cluster.gpus_per_host else DDR_MEM_BW
     rates = {"intra_host_bw": max(within, between), "inter_host_bw": between}
     hardware = HardwareConfig(ssd_cap_bytes=int(limits[2]), **rates)
-    topology = make_topology(context, tables.rule, cluster.hbm, int(limits[1]), hardware)
+    weight_bytes = tables.weight_bytes
+    topology = make_topology(context, tables.rule, cluster.hbm, int(limits[1]), hardware, weight_bytes)
     chosen = {name: [kernel] for name, kernel in kernels.items()}
     constraints = constraints_of(tables.num_rows, tables.specs, tables.sharder, context.world_size, chosen)
     try:
@@ -230,9 +232,12 @@ def find_plan(tables: PlannedTables, cluster: Cluster, kernels: Mapping[str, str
             rank, rows = shard.placement.rank(), shard.shard_sizes[0]
             used[rank] += (estimate.storage.hbm, estimate.storage.ddr, estimate.storage.ssd)
             # The planner counts rows without optimizer state, ids and counters.
-            used[rank, tier] += rows * (tables.bytes_of_row[name] - 4 * tables.widths[name])
-            held[rank] += rows * tables.bytes_of_row[name]
+            beside = tables.bytes_of_row[name] - weight_bytes * tables.widths[name]
+            used[rank, tier] += rows * beside
+            held[rank] += rows * (beside + 4 * tables.widths[name])
             parts[rank] += [getattr(estimate.perf, part) for part in PARTS]
+    # Ranks send fp32, and the planner assumes numbers of the tables' size.
+    parts[:, ["comms" in part for part in PARTS]] *= 4 / weight_bytes
     return plan if (used <= limits).all() else None
 
 
@@ -322,9 +327,11 @@ def given_tables(lines: Sequence[str], config: Config, rule: TableRule) -> Maker
         cut = {name: min(width, widest) for name, width in widths.items()}
         of_cluster = config.with_global_batch(0, cluster.context.world_size)
         sharder = make_sharder(rule, of_cluster, {}, cluster.context, max(cut.values()))
-        sizes = {name: bytes_of_row(rule, width) for name, width in cut.items()}
+        weight_bytes = config.tables.weight_bytes
+        sizes = {name: bytes_of_row(rule, width, weight_bytes) for name, width in cut.items()}
         batch_size = local_batch(config, 0, cluster.context.world_size)
-        return PlannedTables(make_embeddings(rows, cut), sharder, rows, {}, cut, ids, sizes, batch_size, rule)
+        made = make_embeddings(rows, cut, weight_bytes)
+        return PlannedTables(made, sharder, rows, {}, cut, ids, sizes, batch_size, rule, weight_bytes)
 
     return make
 
@@ -343,13 +350,17 @@ def trained_tables(
         cut = config.replaced(embedding_dim=min(config.model.embedding_dim, widest))
         memory = cluster.hbm if cluster.gpus_per_host else cluster.host_memory // cluster.procs_per_host
         made, sharder, num_rows, specs = unsharded(columns, cut, cluster.context, rule, memory, model)
-        widths = made.recommender.widths
+        widths, weight_bytes = made.recommender.widths, config.tables.weight_bytes
         sizes = {
-            name: bytes_of_a_place(cut.tables, width) if name in specs else bytes_of_row(rule, width)
+            name: bytes_of_a_place(cut.tables, width)
+            if name in specs
+            else bytes_of_row(rule, width, weight_bytes)
             for name, width in widths.items()
         }
         batch_size = local_batch(config, columns.num_train, cluster.context.world_size)
-        return PlannedTables(made, sharder, num_rows, specs, widths, ids, sizes, batch_size, rule)
+        return PlannedTables(
+            made, sharder, num_rows, specs, widths, ids, sizes, batch_size, rule, weight_bytes
+        )
 
     return make
 
@@ -589,7 +600,7 @@ def parse(argv: Sequence[str]) -> tuple[Cluster, Config, frozenset[str]]:
         "plan requires --events with --partitions and tables of given sizes, and with nothing else",
     )
     trains = given & {*alone_modes(), "load", "compact", "stream", "storage"}
-    unused = given - {"batch_size", "local_batch_size"} if is_sized else trains
+    unused = given - {"batch_size", "local_batch_size", "row_precision"} if is_sized else trains
     named = "plan and tables of given sizes" if is_sized else "plan"
     require(not unused, f"--{min(unused, default='')} cannot be used with {named}")
     return flags, config, given

@@ -136,7 +136,7 @@ class FeatureRows:
             name: The feature.
 
         Returns:
-            bool [V], or None if all are used.
+            bool [V], for the rows of `slots`, float32 [V, D]; None if all are used.
         """
         if name not in self.counts:
             return None

@@ -33,6 +33,7 @@ from torchrec.distributed.planner.types import (
     TrainerConfig,
 )
 from torchrec.distributed.types import CacheParams, ShardingPlan, ShardingType
+from torchrec.modules.embedding_configs import DataType
 
 from recsuite.config.config import Config
 from recsuite.config.sections import UVM, UVM_CACHING, TablesConfig, TrainingConfig
@@ -151,9 +152,9 @@ def held_tables(columns: Columns) -> list[Table]:
     return [table for table in columns.tables if table.rows]
 
 
-def bytes_of_row(rule: TableRule, width: int) -> int:
-    """Return the bytes of a row with the state of its optimizer."""
-    return 4 * (width + sum(1 if is_of_row else width for is_of_row in rule.slots.values()))
+def bytes_of_row(rule: TableRule, width: int, weight_bytes: int = 4) -> int:
+    """Return the bytes of a row with the state of its optimizer. weight_bytes: of a number in the row."""
+    return weight_bytes * width + 4 * sum(1 if is_of_row else width for is_of_row in rule.slots.values())
 
 
 def make_storage(
@@ -222,6 +223,15 @@ def make_sharder(
         f"--storage {kind} requires a CPU and --cpu_tables vectorised",
     )
     require(kind not in (UVM, UVM_CACHING) or not is_cpu, f"--storage {kind} requires a GPU")
+    is_half = config.tables.weight_bytes == 2
+    require(
+        not is_half or not is_ours,
+        "--row_precision fp16 requires a GPU or --cpu_tables torchrec; give one of them, or fp32",
+    )
+    require(
+        not is_half or not specs,
+        "--row_precision fp16 does not support dynamic tables; give fp32, or --vocabulary fixed",
+    )
     require(
         kind != UVM_CACHING or not specs,
         "--storage uvm_caching does not support dynamic tables, whose rows change outside FBGEMM; give uvm",
@@ -267,7 +277,8 @@ def make_plan(
     memory = _room_per_rank(config.tables, context)
     # Of a GPU and its host; on a CPU only one of the two counts is used.
     host = memory if context.device.type == "cpu" else allowed_memory() // context.local_world_size
-    topology = make_topology(context, rule, memory, host)
+    weight_bytes = config.tables.weight_bytes
+    topology = make_topology(context, rule, memory, host, weight_bytes=weight_bytes)
     kernels, cache = _kernels(config)
     every = dict.fromkeys(num_rows, kernels)
     constraints = constraints_of(num_rows, specs, sharder, context.world_size, every, cache)
@@ -276,7 +287,7 @@ def make_plan(
         return planner.collective_plan(model, [sharder], dist.GroupMember.WORLD)
     except PlannerError as error:
         widths = model.recommender.widths
-        needed = sum(rows * widths[name] for name, rows in num_rows.items()) * 4
+        needed = sum(rows * widths[name] for name, rows in num_rows.items()) * weight_bytes
         raise UserError(
             f"The tables need {shown_bytes(needed)}, plus their optimizer state and batches, which do not "
             f"fit {counted(context.world_size, 'rank')} with {shown_bytes(memory)} of "
@@ -332,6 +343,7 @@ def constraints_of(
             # rows in the host's memory and copies them to a GPU when they are needed, which is slower.
             compute_kernels=[*kernels.get(name, [FUSED])],
             cache_params=cache,
+            output_dtype=DataType.FP32,
         )
         for name in num_rows
     }
@@ -357,14 +369,15 @@ def make_topology(
     hbm: int,
     host_memory: int,
     hardware: HardwareConfig | None = None,
+    weight_bytes: int = 4,
 ) -> Topology:
     """Return the planner's view of the machines: ranks, nodes, and bytes of each rank.
 
     context: of a rank, or a description of one that is not running; hardware: disks and rates, where they are
-    known.
+    known; weight_bytes: of a number in a row.
     """
-    # The planner does not count the optimizer state, which may be as large as the rows.
-    share = 1 + [*rule.slots.values()].count(False)
+    # The planner does not count the optimizer state, which may be as large as the rows, and is always fp32.
+    share = 1 + [*rule.slots.values()].count(False) * 4 // weight_bytes
     trainer = TrainerConfig(
         world_size=context.world_size,
         # By which TorchRec numbers the devices of tables.
@@ -467,7 +480,7 @@ def describe_plan(model: DistributedModelParallel, columns: Columns) -> str:
         ranks = sorted(parameter.ranks or [])
         shown = f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else ",".join(map(str, ranks))
         rows = dynamic[table.name].spec.capacity if table.name in dynamic else table.rows
-        mib = rows * width * 4 / 2**20
+        mib = rows * width * model.module.recommender.weight_bytes / 2**20
         line = f"{table.name:<12}{rows:>12,}{width:>5}  {parameter.sharding_type:<12}{shown:<10}{mib:>8.2f}"
         line += _describe_dynamic(dynamic[table.name]) if table.name in dynamic else ""
         line += "" if parameter.compute_kernel == FUSED else f"  {parameter.compute_kernel}, in host memory"

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_map
-from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
@@ -185,15 +185,20 @@ class Recommender(nn.Module):
 
     The model and the loss are modules of their own: TorchRec's pipeline traces the code around the tables
     with torch.fx, which does not trace into them. embedding_dim: of the tables for which the model names no
-    other; lists: the features with lists.
+    other; lists: the features with lists; weight_bytes: of a number in a row.
     """
 
     def __init__(
-        self, num_rows: Mapping[str, int], embedding_dim: int, head: nn.Module, lists: Collection[str] = ()
+        self,
+        num_rows: Mapping[str, int],
+        embedding_dim: int,
+        head: nn.Module,
+        lists: Collection[str] = (),
+        weight_bytes: int = 4,
     ) -> None:
         super().__init__()
-        self.widths = widths_of(head, num_rows, embedding_dim)
-        self.embeddings = make_embeddings(num_rows, self.widths)
+        self.widths, self.weight_bytes = widths_of(head, num_rows, embedding_dim), weight_bytes
+        self.embeddings = make_embeddings(num_rows, self.widths, weight_bytes)
         # Any: a user may have written it, with other methods.
         self.head: Any = with_row_scale(head)
         self.lists = frozenset(lists)
@@ -278,17 +283,20 @@ class TrainableModel(nn.Module):
         return LossAndOutput(self.loss(output, batch), output)
 
 
-def make_embeddings(num_rows: Mapping[str, int], widths: Mapping[str, int]) -> nn.ModuleList:
+def make_embeddings(
+    num_rows: Mapping[str, int], widths: Mapping[str, int], weight_bytes: int = 4
+) -> nn.ModuleList:
     """Return the tables on the meta device: only their shards are allocated, when they are sharded.
 
     There is a collection for each width, because the tables of a TorchRec collection have the same width.
-    num_rows, widths: of each table, by its name.
+    num_rows, widths: of each table, by its name; weight_bytes: of a number in a row.
     """
     tables = [
         EmbeddingConfig(
             name=torchrec_name(name),
             embedding_dim=widths[name],
             num_embeddings=rows,
+            data_type=DataType.FP16 if weight_bytes == 2 else DataType.FP32,
             # Drawn later, from the seed. TorchRec's own draw would touch all memory of tables that fill
             # slowly.
             init_fn=_as_it_is,
@@ -365,6 +373,7 @@ def make_model(
     num_rows: of each table, by its name; loss: see `TrainableModel`.
     """
     lists = [table.name for table in columns.tables if table.feature.multi]
-    recommender = Recommender(num_rows, config.model.embedding_dim, head, lists)
+    dim, weight_bytes = config.model.embedding_dim, config.tables.weight_bytes
+    recommender = Recommender(num_rows, dim, head, lists, weight_bytes)
     recommender.is_bf16 = config.training.precision == "bf16"
     return TrainableModel(recommender, loss)

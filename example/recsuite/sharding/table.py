@@ -10,6 +10,7 @@ n: rows; D: numbers in a row.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,8 +30,8 @@ from typing_extensions import override
 from recsuite.errors import UserError
 from recsuite.sharding.storage import RowsOnDisk, TableRows
 
-# Values of n rows by the name of the slot: "weight", float32 [n, D]; the state of the optimizer by the names
-# of its rule, float32 [n] or [n, D]; and what tells which rows they are.
+# Values of n rows by the name of the slot: "weight", float32 or float16 [n, D]; the state of the optimizer by
+# the names of its rule, float32 [n] or [n, D]; and what tells which rows they are.
 RowSlots = dict[str, torch.Tensor]
 # Those of `IdCounters` since the beginning of the training.
 SINCE_BEGINNING = ("admitted", "evicted", "expired", "unplaced", "unadmitted")
@@ -240,6 +241,12 @@ class StaticTable(EmbeddingTable):
     def load(self, source: RowSource, scale: float) -> int:
         self.rows.forget()
         source.fill_rows(self.name, self._held(), self.first)
+        weight = self._weight
+        # Rows that fp32 had divided by a small row scale.
+        if weight is not None and weight.dtype == torch.float16 and not math.isfinite(largest_of(weight)):
+            raise UserError(
+                f"Rows of the table {self.name} are beyond the range of --row_precision fp16. Fix: give fp32."
+            )
         return 0
 
     @override

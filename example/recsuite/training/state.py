@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fbgemm_gpu.split_embedding_configs import SparseType
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
@@ -38,6 +39,8 @@ from recsuite.training.progress import Progress
 
 # A stream has no passes: its tables decay by --weight_decay over so many events.
 EVENTS_OF_DECAY = 1_000_000
+# Offsets of the GPU's generator that a step has for itself, a multiple of 4.
+OFFSETS_OF_STEP = 1024
 # The parts of the combined optimizer, in their order.
 PARAMETER_GROUPS = ("tables", "dense")
 
@@ -136,6 +139,10 @@ def set_rates(optimizer: CombinedOptimizer, left: float, scale: float, step: int
         if not step:
             # FBGEMM takes the number from `iter` if `iter_cpu` is zero.
             kernel.iter.zero_()
+        if kernel.weights_precision == SparseType.FP16 and not kernel.use_cpu:
+            # FBGEMM draws from this generator to round rows. A resumed training must draw the same numbers.
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            generator.set_offset(step * OFFSETS_OF_STEP)
 
 
 def kernels_of(optimizer: CombinedOptimizer) -> list[Any]:

@@ -37,8 +37,9 @@ from recsuite.training.state import ShardedModel, has_epochs_left
 LARGEST_WEIGHT = 1e6
 # The largest share of free memory for a copy of all weights.
 SHARE_OF_FREE = 0.5
-# Exponent below which the row scale is moved into the tables: far from both limits of float32.
-SMALLEST_EXPONENT = -32
+# Exponent below which the row scale is moved into the tables, by the bytes of a number: far from both limits
+# of float32, and from the largest float16.
+SMALLEST_EXPONENT = {4: -32, 2: -4}
 # Key of the copies of the dense part, which no table has as its name.
 DENSE = ""
 # Optimizer state of the dense part; it must be finite, and may be large.
@@ -209,11 +210,11 @@ def describe_invalid_weights(
 def apply_row_scale(train_state: ShardedModel) -> bool:
     """Move a small row scale into the tables; return True if it was moved.
 
-    By a power of two, so that no bit of a row changes. Without it the scale of a stream would become zero.
-    Not collective; the scale is the same on every rank.
+    By a power of two, so that no bit of a row changes, except for a float16 near zero. Without it the scale
+    of a stream would become zero. Not collective; the scale is the same on every rank.
     """
     mantissa, exponent = math.frexp(float(train_state.row_scale))
-    if exponent > SMALLEST_EXPONENT:
+    if exponent > SMALLEST_EXPONENT[train_state.model.module.recommender.weight_bytes]:
         return False
     for table in train_state.tables.values():
         table.multiply(2.0**exponent)
