@@ -39,9 +39,10 @@ from recsuite.sharding.torchrec_tables import (
     OneRankTablesSharder,
     TorchRecTablesSharder,
 )
-from recsuite.training import steps
+from recsuite.training import device_batches, steps
 from recsuite.training.device_batches import DeviceBatches, Records, StepInputs
 from recsuite.training.device_negatives import DeviceNegatives
+from recsuite.training.device_order import DeviceOrder
 from recsuite.training.progress import Progress
 from recsuite.training.state import Schedule
 from recsuite.training.steps import BatchFeed, Pass
@@ -64,6 +65,9 @@ ON_DEVICE: dict[str, dict[str, Any]] = {
     "ranking": {**MODELS["ranking"], "negatives": 10},
     "ranking, equal weights": {"task": "ranking"},
     "ranking, repeats": {**MODELS["ranking"], "negatives": 10, "seen": "allow"},
+    "sequence": {**MODELS["sequence"], "dropout": 0.2},
+    "sequence, hstu": MODELS["sequence, hstu"],
+    "long lists": {},
 }
 
 
@@ -105,8 +109,9 @@ def test_a_step_mixes_no_devices_and_does_not_synchronize(synthetic_folder: Path
 
 @pytest.mark.parametrize("name", ON_DEVICE)
 def test_a_step_with_a_batch_that_is_made_on_the_device_does_not_synchronize(
-    synthetic_folder: Path, name: str
+    synthetic_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    monkeypatch.setattr(device_batches, "MOST_SLOTS", 1 if name == "long lists" else 100)
     config = Config.of(data_path=str(synthetic_folder), batch_size=600, **ON_DEVICE[name])
     model, _ = model_and_batch(config)
     assert model.loss is not None
@@ -115,7 +120,7 @@ def test_a_step_with_a_batch_that_is_made_on_the_device_does_not_synchronize(
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:
 
         def move(part: Any) -> Any:
-            if isinstance(part, Records | DeviceNegatives | StepInputs):
+            if isinstance(part, Records | DeviceNegatives | DeviceOrder | StepInputs):
                 vars(part).update(tree_map(move, vars(part)))
             if isinstance(part, torch.device):
                 return DEVICE
@@ -128,10 +133,11 @@ def test_a_step_with_a_batch_that_is_made_on_the_device_does_not_synchronize(
         with Crossings() as crossings:
             batch = ModelInput(**source.make(inputs))
             looked_up = rows_on_device(model, batch.features)
-            rows = model.recommender.rows_of([looked_up], batch.counts)
+            rows = model.recommender.rows_of([looked_up], batch.counts, batch.joined)
             model.loss(model.recommender.head(rows, batch), batch).backward()
         assert all(rows.values().grad.device == DEVICE for rows in looked_up.values())
     assert crossings.found == []
+    assert bool(source.budgets) == (name == "long lists")
 
 
 @pytest.mark.parametrize("name", MODELS)

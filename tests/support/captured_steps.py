@@ -42,6 +42,7 @@ RULES = {
 LEARNED = {"task": "ranking", "history_weights": "learned", "l2": 0.0}
 RANKINGS = {
     "ranking": {**LEARNED, "negatives": 64},
+    "sequence": {"task": "sequence", "history": 20, "negatives": 64, "dropout": 0.2, "l2": 0.0},
     "repeats": {**LEARNED, "negatives": 64, "seen": "allow", "duplicates": "keep"},
 }
 

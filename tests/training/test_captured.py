@@ -24,7 +24,7 @@ from recsuite.datasets.opening import Data, open_data
 from recsuite.datasets.preparation import stream_reader
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
-from recsuite.training import captured, loop, steps
+from recsuite.training import captured, device_batches, loop, steps
 from recsuite.training.captured import (
     FEWEST_STEPS,
     MOST_CAPTURES,
@@ -43,9 +43,10 @@ CPU = torch.device("cpu")
 RULES = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "RowWiseAdam")
 
 # With and without drawn negatives, which differ from step to step.
-RANKINGS: list[dict[str, Any]] = [
+RANKED: list[dict[str, Any]] = [
     {"task": "ranking", "history": 5, "batch_size": 250},
     {"task": "ranking", "history": 5, "history_weights": "learned", "negatives": 30, "batch_size": 300},
+    {"task": "sequence", "history": 20, "negatives": 30, "dropout": 0.2, "batch_size": 250},
 ]
 
 
@@ -140,7 +141,7 @@ def test_a_captured_training_has_the_bits_of_an_eager_one(
     assert len(Repeated.captured) == captures
 
 
-@pytest.mark.parametrize("flags", RANKINGS)
+@pytest.mark.parametrize("flags", RANKED)
 def test_a_captured_ranking_has_the_bits_of_an_eager_one(
     small_folder: Path, context: RuntimeContext, flags: dict[str, Any]
 ) -> None:
@@ -150,6 +151,33 @@ def test_a_captured_ranking_has_the_bits_of_an_eager_one(
         eager, captured = (trained((config, data), context, graph) for graph in (None, Repeated))
     assert all(map(torch.equal, eager, captured))
     assert len(Repeated.captured) == 1
+
+
+def test_a_step_whose_lists_are_above_their_budget_is_eager_and_counted(
+    opened: tuple[Config, Data],
+    context: RuntimeContext,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(device_batches, "MOST_SLOTS", 1)
+    # So that about half of the batches are above it.
+    monkeypatch.setattr(device_batches, "BUDGET_DEVIATIONS", -0.2)
+    above, steps = list[bool](), list[TrainingStep]()
+
+    def look(model: Any, step: Any) -> None:
+        steps.append(step)
+
+    def made(source: DeviceBatches, *arguments: Any) -> Iterator[DeviceInput]:
+        for batch in batches(source, *arguments):
+            above.append(batch.is_above_budget and arguments[0] == "train")
+            yield batch
+
+    batches = DeviceBatches.batches
+    monkeypatch.setattr(DeviceBatches, "batches", made)
+    check_equal(opened, context, look, captures=1)
+    assert {*above} == {True, False}
+    assert steps[0].above_budget == sum(above) // 2
+    assert capsys.readouterr().out.count("above their budget") == 1
 
 
 def test_other_settings_of_the_optimizer_are_captured_again(
@@ -366,7 +394,7 @@ def on_a_gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [*RULES, "stream", "rows of 16 bits", "ranking", "repeats"])
+@pytest.mark.parametrize("name", [*RULES, "stream", "rows of 16 bits", "ranking", "repeats", "sequence"])
 def test_captured_steps_of_a_gpu_have_the_bits_of_eager_ones(on_a_gpu: dict[str, Any], name: str) -> None:
     eager, found = on_a_gpu[f"{name} off"], on_a_gpu[f"{name} auto"]
     assert found.pop("captured")

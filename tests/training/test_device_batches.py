@@ -12,6 +12,7 @@ import pandas
 import pytest
 import torch
 
+import recsuite as rs
 from example import RatingModel, make_loss, make_model
 from recsuite.checkpoint.stream_state import reopen_data
 from recsuite.config.config import Config
@@ -110,6 +111,7 @@ kind = "number"
 input = "dense"
 column = "height"
 """
+ALL = {"task": "ranking", "history": 0}
 LEARNED = {"task": "ranking", "history": 5, "history_weights": "learned"}
 KINDS: dict[str, dict[str, Any]] = {
     "no history": {"history": 0},
@@ -119,15 +121,39 @@ KINDS: dict[str, dict[str, Any]] = {
     "ranking": {"task": "ranking", "history": 5, "batch_size": 300},
     "learned": {**LEARNED, "negatives": 30},
     "repeats": {**LEARNED, "negatives": 9, "seen": "allow", "day_feature": "user"},
-    "all items": {"task": "ranking", "history": 0, "negatives": 1000},
+    "all items": {**ALL, "negatives": 1000},
+    "sequence": {"task": "sequence", "history": 20, "negatives": 8},
+    "short sequence": {"task": "sequence", "history": 3, "negatives": 200, "batch_size": 48},
+    "long lists": {"task": "response", "split": "random", "batch_size": 48},
+    "long lists, drawn": {**ALL, "split": "random", "negatives": 9, "batch_size": 48},
     "event types": {**LEARNED, "negatives": 5, "batch_size": 40},
+}
+
+
+# Fixtures of the others.
+FOLDERS = {
+    "labels": "own_folder",
+    "event types": "types_folder",
+    "long lists": "long_folder",
+    "long lists, drawn": "long_folder",
 }
 
 
 @pytest.fixture(scope="module")
 def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with all kinds of columns."""
-    folder, draw, number = tmp_path_factory.mktemp("own"), np.random.default_rng(0), 600
+    return write_own(tmp_path_factory.mktemp("own"), [item % 4 for item in range(20)])
+
+
+@pytest.fixture(scope="module")
+def long_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, with one list that is far longer than all others."""
+    return write_own(tmp_path_factory.mktemp("long"), [60, 0, 2, *[1] * 17])
+
+
+def write_own(folder: Path, num_tags: list[int]) -> Path:
+    """Write a folder with all kinds of columns. num_tags: of each item."""
+    draw, number = np.random.default_rng(0), 600
     items = np.arange(number) % 20
     frame = pandas.DataFrame(
         {
@@ -139,7 +165,7 @@ def own_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "weight": draw.integers(1, 4, number).astype(float),
             "price": np.where(draw.random(number) < 0.2, np.nan, draw.random(number)),
             "shop": draw.integers(0, 4, number),
-            "tags": ["|".join(f"t{each}" for each in range(item % 4)) for item in items],
+            "tags": ["|".join(f"t{each}" for each in range(num_tags[item])) for item in items],
         }
     )
     frame.to_csv(folder / "events.csv", index=False)
@@ -170,30 +196,42 @@ def types_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=KINDS)
-def config(
-    request: pytest.FixtureRequest, small_folder: Path, own_folder: Path, types_folder: Path
-) -> Config:
-    folder = {"labels": own_folder, "event types": types_folder}.get(request.param, small_folder)
+def config(request: pytest.FixtureRequest) -> Config:
+    folder = request.getfixturevalue(FOLDERS.get(request.param, "small_folder"))
     return Config.of(**{"data_path": str(folder), "batch_size": 250, **KINDS[request.param]})
 
 
 def jagged(batch: ModelInput) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """The values of each feature and row, without unused slots; the fields of items of histories."""
-    lists: list[np.ndarray] = []
-    members = [each.numpy() for each in batch.members]
-    for name, values in batch.features.to_dict().items():
-        counts = batch.counts.get(name, values.lengths()).numpy()
-        taken = [(name, values.values().numpy(), lists)]
+    number, names = len(batch.labels), batch.features.keys()
+    drawn = len(batch.features.lengths()) // len(names) - number
+    # Drawn items, which come first, have no history.
+    lists, of_drawn = list[np.ndarray](), [np.zeros(0, np.int64)] * drawn
+    members, ordered = [each.numpy() for each in batch.members], len(batch.members.reads) > 0
+    history: list[np.ndarray] = []
+    for name, found in batch.features.to_dict().items():
+        values, counts = found.values().numpy(), batch.counts.get(name, found.lengths()).numpy()
         if name == HISTORY:
-            # Drawn items, which come first, have no slots.
-            lists += [np.zeros(0, np.int64)] * (len(values.lengths()) - len(counts))
-            of_members = [list[np.ndarray]() for _ in members]
-            taken += [("", each, into) for each, into in zip(members, of_members, strict=True) if len(each)]
-        for _, slots, into in taken:
-            into += [row[:count] for row, count in zip(slots.reshape(len(counts), -1), counts, strict=True)]
-        if name == HISTORY:
-            members = [np.concatenate([np.zeros(0, np.int32), *each]) for each in of_members]
-    return lists, members
+            history = [*of_drawn, *used(values, counts)]
+            members = [np.concatenate(used(each, counts)) if len(each) else each for each in members]
+        elif name in batch.joined:
+            lists += np.split(values, counts.cumsum())[:-1]
+        elif ordered and counts[-1] > 1 and name not in batch.counts:
+            # The history comes after the own items of all rows.
+            own, items = np.split(values, [drawn + number])
+            ends = batch.counts[HISTORY].numpy().cumsum()
+            lists += np.split(own, len(own))
+            history = [*of_drawn, *np.split(items, ends)[:-1]]
+            # The last two fields are of rows, the others of items.
+            members = [*(each[: ends[-1]] for each in members[:-2]), *members[-2:]]
+        else:
+            lists += used(values, counts)
+    return lists + history, members
+
+
+def used(slots: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
+    """The used slots of each list."""
+    return [row[:count] for row, count in zip(slots.reshape(len(counts), -1), counts, strict=True)]
 
 
 def check_equal(made: ModelInput, expected: Batch) -> None:
@@ -258,7 +296,8 @@ def test_records_of_a_stream_that_has_learned_all_events_are_those_of_padding() 
 
 def test_each_batch_of_a_pass_has_the_same_shapes(config: Config) -> None:
     made = DeviceBatches(EventBatches(open_columns(config), config, rank=0, world_size=1), CPU)
-    for split in ("train", "test"):
+    # Other splits have as many items as they read in order.
+    for split in ("train",) if config.model.reads_order else ("train", "test"):
         shapes = {
             (*(each.shape for each in batch.members), batch.features.values().shape, batch.seen_bits.shape)
             for batch in made.batches(split, 0)
@@ -283,6 +322,26 @@ def test_a_pass_longer_than_one_block_is_the_same(config: Config, monkeypatch: p
     assert all(map(torch.equal, whole, made_again()))
 
 
+@pytest.mark.parametrize("name", ["long lists", "long lists, drawn"])
+def test_a_batch_above_its_budget_has_slots_of_its_own(
+    long_folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    # So that about half of the batches are above it.
+    monkeypatch.setattr(device_batches, "BUDGET_DEVIATIONS", -0.7)
+    config = Config.of(data_path=str(long_folder), **KINDS[name])
+    dataset = EventBatches(open_columns(config), config, rank=0, world_size=1)
+    batches = list(DeviceBatches(dataset, CPU).batches("train", 0))
+    expected = list(build_dataloader(dataset, EpochSampler(dataset), config))
+    for mine, other in zip(batches, expected, strict=True):
+        check_equal(mine, other)
+    above = [batch.is_above_budget for batch in batches]
+    assert True in above
+    assert False in above
+    sizes = [len(batch.features.values()) for batch in batches]
+    assert len({size for size, is_above in zip(sizes, above, strict=True) if not is_above}) == 1
+    assert all(size > min(sizes) for size, is_above in zip(sizes, above, strict=True) if is_above)
+
+
 @pytest.mark.parametrize("number", [1, 2, 1000, 4097, 2**31])
 def test_an_order_is_that_of_the_loader(number: int) -> None:
     positions = np.unique(np.linspace(0, number - 1, 5000).astype(np.int64))
@@ -294,7 +353,6 @@ def test_an_order_is_that_of_the_loader(number: int) -> None:
     ("flags", "reason"),
     [
         ({"num_workers": 2}, "--num_workers is 2"),
-        ({"task": "sequence"}, "order"),
         ({"vocabulary": "dynamic"}, "dynamic"),
         ({"pipeline": "sparse_dist"}, "sparse_dist"),
     ],
@@ -347,11 +405,18 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "ranking": {"task": "ranking", "history": 5, "negatives": 30},
     "learned": {**LEARNED, "batch_size": 300},
     "repeats": {**LEARNED, "negatives": 30, "seen": "allow"},
+    "long lists": {},
+    "sequence": {"task": "sequence", "history": 20, "negatives": 30, "dropout": 0.2},
+    "sequence, hstu": {"task": "sequence", "block": "hstu", "mlp_dims": (), "history": 5, "negatives": 9},
 }
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_a_training_with_them_learns_the_same(small_folder: Path, context: RuntimeContext, name: str) -> None:
+def test_a_training_with_them_learns_the_same(
+    small_folder: Path, context: RuntimeContext, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    # Genres and histories with a budget; or no list.
+    monkeypatch.setattr(device_batches, "MOST_SLOTS", 1 if name == "long lists" else 100)
     losses, flags = [], {"batch_size": 250, "epochs": 2, "cpu_tables": "torchrec", **TRAININGS[name]}
     config = Config.of(data_path=str(small_folder), **flags)
     with open_data(config, context) as data:
@@ -399,7 +464,7 @@ def test_items_are_ranked_the_same_with_them(small_folder: Path, context: Runtim
 
 def test_features_come_in_the_order_of_the_lookup(config: Config) -> None:
     dataset = EventBatches(open_columns(config), config, rank=0, world_size=1)
-    names = [table.name for table in dataset.tables]
+    names = next(DeviceBatches(dataset, CPU).batches("train", 0)).features.keys()
     plain, turned = (
         next(DeviceBatches(dataset, CPU, order).batches("train", 0)).features for order in (None, names[::-1])
     )
@@ -429,6 +494,20 @@ def test_a_model_that_reads_the_single_values_of_a_list_is_recognised(
             found.append(why_not_padded(training.shard(maker), batches))
     assert found[0] is None
     assert "genres" in str(found[1])
+
+
+def test_a_model_of_sequences_that_is_no_known_one_is_recognised(
+    small_folder: Path, context: RuntimeContext
+) -> None:
+    config = Config.of(data_path=str(small_folder), task="sequence", cpu_tables="torchrec")
+    found = []
+    with open_data(config, context) as opened:
+        batches = DeviceBatches(opened.loader.dataset, CPU)
+        for maker in (make_model, lambda told, args: rs.TwoTower(told.features, args.embedding_dim, ())):
+            with Training(opened, config, context) as training:
+                found.append(why_not_padded(training.shard(maker), batches))
+    assert found[0] is None
+    assert "no SequenceHead" in str(found[1])
 
 
 def test_products_in_bf16_learn_nearly_the_same(data: tuple[Config, Data], context: RuntimeContext) -> None:

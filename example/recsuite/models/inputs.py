@@ -21,6 +21,24 @@ class LookedUp(Protocol):
         """Return the number of values of each event, [B]."""
 
 
+class PlainRows(NamedTuple):
+    """Rows of one feature that were looked up together with those of another, see `LookedUp`.
+
+    rows: float32 [V, D], or more for unused slots at the end; counts: values of each event, [B].
+    """
+
+    rows: torch.Tensor
+    counts: torch.Tensor
+
+    def values(self) -> torch.Tensor:
+        """Return the rows."""
+        return self.rows
+
+    def lengths(self) -> torch.Tensor:
+        """Return the number of values of each event, [B]."""
+        return self.counts
+
+
 @dataclass(frozen=True)
 class DistinctRows:
     """Distinct rows of one feature for B events, in place of `LookedUp`.

@@ -42,6 +42,8 @@ class FeatureRows:
         lists: Features with lists; all others have one row for each event.
         counts: Of the lists that are padded to one length, the number of values of each event, int32 [B];
             drawn items before the events have no slots in histories.
+        joined: Of these, the lists whose values come one list after the other, with all unused slots at the
+            end.
 
     Raises:
         UserError: From `sum` and `stack`, when rows have different widths.
@@ -60,8 +62,10 @@ class FeatureRows:
         scale: torch.Tensor,
         lists: Collection[str],
         counts: Mapping[str, torch.Tensor] | None = None,
+        joined: Collection[str] = (),
     ) -> None:
         self.found, self.scale, self.lists, self.counts = found, scale, lists, counts or {}
+        self.joined = joined
 
     def __contains__(self, name: str) -> bool:
         known = self.found.keys()
@@ -116,7 +120,12 @@ class FeatureRows:
 
         Returns:
             Rows, float32 [V, D], and lengths, int64 [B].
+
+        Raises:
+            PaddedListError: When the lists of a batch have a budget of slots together.
         """
+        if name in self.joined:
+            raise PaddedListError(name)
         looked_up = self.found[name]
         return scaled(looked_up.values(), self.scale), looked_up.lengths().to(torch.int64)
 
@@ -181,13 +190,30 @@ class FeatureRows:
         rows = looked_up.values()
         factors = weight if isinstance(weight, torch.Tensor) else None
         # Other features have one row for each event, so the rows are the vectors already.
-        if name in self.counts:
+        if name in self.joined:
+            rows = _joined_means(rows, self.counts[name], factors)
+        elif name in self.counts:
             memory = getattr(looked_up, "gradient_memory", None)
             rows = padded_means(rows, self.counts[name], factors, len(looked_up.lengths()), memory)
         elif factors is not None or name in self.lists:
             factors_of_rows = torch.ones_like(rows[:, 0]) if factors is None else factors
             rows = means(rows, factors_of_rows, looked_up.lengths())
         return rows if weight is None or factors is not None else weight * rows
+
+
+def _joined_means(rows: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """Return the mean of each list of rows, float32 [B, D], zero for an empty list.
+
+    rows: of all lists and then those of unused slots, float32 [V, D]; counts: of the lists, int32 [B];
+    weights: see `padded_means`, float32 [V].
+    """
+    counts = counts.long()
+    factors = rows.new_ones(len(rows)) if weights is None else weights.detach()
+    total = counts.sum()
+    factors = torch.where(torch.arange(len(rows), device=rows.device) < total, factors, 0.0)
+    # As a list of its own, which is dropped.
+    lengths = torch.cat([counts, (len(rows) - total).view(1)])
+    return means(rows, factors, lengths)[:-1]
 
 
 def _of_one_width(names: Sequence[str], rows: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -16,6 +16,7 @@ heads.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -24,7 +25,7 @@ from typing_extensions import override
 
 from recsuite.datasets.schema import HISTORY, Feature
 from recsuite.models.heads import SCALE, ProductHead
-from recsuite.models.inputs import DistinctRows, Inputs, LookedUp
+from recsuite.models.inputs import DistinctRows, Inputs, LookedUp, PlainRows
 from recsuite.models.layers import LEAST_SUM, MOST_LOG_WEIGHT, make_mlp, repeated
 from recsuite.models.rows import FeatureRows
 from recsuite.time_buckets import NUM_TIME_BUCKETS
@@ -85,7 +86,9 @@ class AttentionWindow:
         [V]; width: W.
         """
         self.width, self.number = width, len(ages)
-        history = repeated(torch.arange(len(lengths), device=ages.device), lengths, len(ages))
+        # Unused slots of a batch, behind all items, are in a history of their own.
+        all_lengths = torch.cat([lengths, (len(ages) - lengths.sum()).view(1)])
+        history = repeated(torch.arange(len(all_lengths), device=ages.device), all_lengths, len(ages))
         # The event that follows an item is the next item of its history, or the event that reads all of it.
         following = nn.functional.pad(ages[1:], (0, 1))
         is_last = nn.functional.pad(history[1:], (0, 1), value=-1) != history
@@ -140,8 +143,17 @@ class PairBias(nn.Module):
 def gather_bias(tables: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Return the entries at an index, [..., W, 2 W], of each of H tables, [H, m]: [..., H, W, 2 W]."""
     # Table by table: on a CPU a sum by an index takes many times as long for two-dimensional tensors.
-    parts = [table.index_select(0, index.flatten()).view(index.shape) for table in tables]
+    parts = [_picked(table, index) for table in tables]
     return torch.stack(parts, dim=index.dim() - 2)
+
+
+def _picked(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return the entries of a table, [m], at an index of any shape."""
+    # The gradient of `index_select` has no fixed order of additions on a GPU, and that of the other none on
+    # several threads of a CPU.
+    if table.device.type == "cpu":
+        return table.index_select(0, index.flatten()).view(index.shape)
+    return table[index]
 
 
 class Attention(nn.Module):
@@ -288,7 +300,10 @@ class SequenceHead(ProductHead):
 
     @override
     def forward(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
-        apart_rows = FeatureRows(separate_histories(rows.found, self.item), rows.scale, rows.lists)
+        # Of histories that a device made, the unused slots are behind all items.
+        others = {name: counts for name, counts in rows.counts.items() if name != HISTORY}
+        found = separate_histories(rows.found, self.item, rows.counts.get(HISTORY))
+        apart_rows = FeatureRows(found, rows.scale, rows.lists, others, rows.joined)
         return super().forward(apart_rows, batch)
 
     def user_vectors(self, rows: FeatureRows, batch: Inputs) -> torch.Tensor:
@@ -315,6 +330,10 @@ class SequenceHead(ProductHead):
         # An event with a history of its own reads all of it.
         reads, first = (lengths, first) if has_own else (reads, first[sources])
         last = first + reads
+        if states.device.type != "cpu":
+            # Each state is read once, and the sum for the start state is in a fixed order.
+            found = states.index_select(0, (last - 1).clamp(min=0))
+            return torch.where((reads > 0).unsqueeze(1), found, self.start)
         # The start state comes before all others. Not by brackets: threads sum their gradient in any order.
         all_states = torch.cat([self.start.unsqueeze(0), states])
         return all_states.index_select(0, torch.where(reads > 0, last, 0))
@@ -324,7 +343,9 @@ class SequenceHead(ProductHead):
         number = max(1, ITEMS_AT_ONCE // self.width)
         parts = lengths.split(number)
         sizes = [int(part.sum()) for part in parts]
-        cut = zip(rows.split(sizes), parts, ages.split(sizes), strict=True)
+        # Unused slots are behind the last end.
+        spans = itertools.starmap(slice, itertools.pairwise([0, *itertools.accumulate(sizes)]))
+        cut = ((rows[span], part, ages[span]) for span, part in zip(spans, parts, strict=True))
         # No dropout here, so the draws are unused.
         return torch.cat([self._states(*each, draws=ages) for each in cut])
 
@@ -335,10 +356,18 @@ class SequenceHead(ProductHead):
         window = AttentionWindow(lengths, ages, self.width)
         rows = SCALE * rows
         following = window.items(window.gaps.diagonal(self.width, 1, 2).view(-1, 1, self.width, 1)).view(-1)
-        items = self.dropout(rows + self.following.index_select(0, following), draws)
+        items = self.dropout(rows + self._following(following), draws)
         for block in self.blocks:
             items = block(items, window, draws)
         return self._sums(rows, window) + self.out(self.norm(items))
+
+    def _following(self, gaps: torch.Tensor) -> torch.Tensor:
+        """Return the embedding of time buckets, float32 [V, D]."""
+        if gaps.device.type == "cpu":
+            return self.following.index_select(0, gaps)
+        # The gradient is a product too, in a fixed order of additions.
+        buckets = torch.arange(len(self.following), device=gaps.device)
+        return (gaps.unsqueeze(1) == buckets).to(self.following.dtype) @ self.following
 
     def _sums(self, rows: torch.Tensor, window: AttentionWindow) -> torch.Tensor:
         """Return weighted sums of each item and those before it, over the root of the weights, [V, D]."""
@@ -355,13 +384,25 @@ def after_last(lengths: torch.Tensor, total: int) -> torch.Tensor:
     return ends - 1 - torch.arange(total, device=lengths.device)
 
 
-def separate_histories(looked_up: Mapping[str, LookedUp], item: str) -> Mapping[str, LookedUp]:
-    """Separate the rows of items and of histories, where a history comes after each event's own item."""
+def separate_histories(
+    looked_up: Mapping[str, LookedUp], item: str, lengths: torch.Tensor | None = None
+) -> Mapping[str, LookedUp]:
+    """Separate the rows of items and of histories, where a history comes after each event's own item.
+
+    lengths: of the histories, [B], if they come after the own items of all events, as a device makes them.
+    """
     # TorchRec's rows, which arrive when they are first used, know no `in`.
     names = looked_up.keys()
     if HISTORY in names:
         return looked_up
     of_items = looked_up[item]
+    if lengths is not None:
+        rows, number = of_items.values(), len(of_items.lengths())
+        own, others = rows.split([number, len(rows) - number])
+        # Drawn items, which come first, have no history.
+        lengths = nn.functional.pad(lengths, (number - len(lengths), 0))
+        ones = torch.ones_like(lengths)
+        return {**looked_up, item: PlainRows(own, ones), HISTORY: PlainRows(others, lengths)}
     counts = of_items.lengths().to(torch.int64)
     if isinstance(of_items, DistinctRows):
         rows, index = of_items.rows, of_items.places

@@ -85,6 +85,7 @@ class ModelInput(Pipelineable):
         share: Share of the global batch; None for all of it.
         counts: Of lists that are padded to one length, the number of values of each event, int32 [B] by the
             name of the feature.
+        joined: Names of those whose values come one list after the other, with all unused slots at the end.
 
     Example:
         class MyLoss(nn.Module):
@@ -102,6 +103,7 @@ class ModelInput(Pipelineable):
     more_weights: torch.Tensor
     share: Share | None = None
     counts: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    joined: frozenset[str] = frozenset()
 
     def to(self, device: torch.device, non_blocking: bool = False) -> ModelInput:
         """Return a copy on a device.
@@ -212,14 +214,17 @@ class Recommender(nn.Module):
         return self.compute(looked_up, batch)
 
     def rows_of(
-        self, looked_up: Sequence[Mapping[str, LookedUp]], counts: Mapping[str, torch.Tensor]
+        self,
+        looked_up: Sequence[Mapping[str, LookedUp]],
+        counts: Mapping[str, torch.Tensor],
+        joined: frozenset[str] = frozenset(),
     ) -> FeatureRows:
         """Return looked-up rows in the form that the model takes.
 
-        looked_up: of the tables of each width; counts: see `ModelInput`.
+        looked_up: of the tables of each width; counts, joined: see `ModelInput`.
         """
-        joined = looked_up[0] if len(looked_up) == 1 else JoinedRows(looked_up)
-        return FeatureRows(joined, self.head.row_scale, self.lists, counts)
+        found = looked_up[0] if len(looked_up) == 1 else JoinedRows(looked_up)
+        return FeatureRows(found, self.head.row_scale, self.lists, counts, joined)
 
 
 class _Compute(nn.Module):
@@ -240,7 +245,7 @@ class _Compute(nn.Module):
             if recommender.is_bf16
             else contextlib.nullcontext()
         ):
-            output = recommender.head(recommender.rows_of(looked_up, batch.counts), batch)
+            output = recommender.head(recommender.rows_of(looked_up, batch.counts, batch.joined), batch)
         if recommender.is_bf16:
             # The loss and its gradient are fp32.
             output = tree_map(lambda part: part.float() if isinstance(part, torch.Tensor) else part, output)

@@ -100,6 +100,8 @@ class TrainingStep:
         self.graph: StepGraph | None = None
         self.is_eager = self.has_captured = False
         self._eager_steps = self._captures = 0
+        # Eager steps of batches whose lists have more values than their budget.
+        self.above_budget = 0
         self._steps_left = FEWEST_STEPS
         self._said: set[str] = set()
         # Of the graph.
@@ -113,6 +115,11 @@ class TrainingStep:
     def __call__(self, batch: ModelInput) -> Any:
         """Make a step. Tensors of a captured one's result are copies, without a gradient."""
         if self.is_eager or not isinstance(batch, DeviceInput):
+            return self.function(batch)
+        if batch.is_above_budget:
+            self.above_budget += 1
+            if self.above_budget == 1:
+                self.context.say("a step is not captured where its lists are above their budget of values")
             return self.function(batch)
         if batch.is_made:
             # The script may have changed what it read.

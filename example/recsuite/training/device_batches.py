@@ -5,6 +5,10 @@ feature, so that every batch has the same shapes. An unused slot repeats a value
 0: it adds zero to the gradient of a row that the step changes anyway. The slots of an empty list have the
 unknown row, which an optimizer with momentum then moves.
 
+Where the longest list is many times the mean, the lists of a batch come one after the other, with a budget of
+slots for all of them, see `_budget_of`; unused ones are at its end. A batch above the budget has slots of its
+own, and its step is eager. So have histories that are read in order, whose budget is always enough.
+
     order of a pass                computed for up to 2^26 events at once, the same as `batching.shuffled`
     positions of a step            [B] of them; padding is an event of its own, behind all others
     features, lists, labels ...    gathered when a step first reads them, inside a captured step if it is one
@@ -23,7 +27,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -39,10 +43,12 @@ from recsuite.datasets.schema import ENTITIES, HISTORY, ITEM, UNKNOWN_ROW, USER,
 from recsuite.errors import require
 from recsuite.models.inputs import Members
 from recsuite.models.rows import PaddedListError
+from recsuite.models.sequences import SequenceHead
 from recsuite.sharding.recommender import ModelInput
 from recsuite.sharding.torchrec_tables import CheckedFeatures
 from recsuite.time_buckets import NUM_TIME_BUCKETS
 from recsuite.training.device_negatives import BYTES_OF_PLACE, DeviceNegatives, marks_seen
+from recsuite.training.device_order import DeviceOrder, ReadInputs, spread
 from recsuite.training.device_shuffles import shuffled
 from recsuite.training.state import ShardedModel
 
@@ -53,6 +59,8 @@ SHUFFLED_AT_ONCE = RECORDS_AT_ONCE = 2**22
 MOST_OF_MEMORY = 0.5
 # Slots for each value of a list, on average, above which padding costs more than it is worth.
 MOST_SLOTS = 10
+# Standard deviations of the number of values of a batch, by which a budget is above the mean.
+BUDGET_DEVIATIONS = 6
 
 
 class StepMasks(NamedTuple):
@@ -67,24 +75,42 @@ class StepMasks(NamedTuple):
     hides_numbers: torch.Tensor
 
 
+class KeyLayout(NamedTuple):
+    """Shape of the features of a batch, see `KeyedJaggedTensor`: numbers of the host, and int32 tensors.
+
+    budgets: slots of the lists that come one after the other; is_above: more of them than the budget.
+    """
+
+    lengths: torch.Tensor
+    offsets: torch.Tensor
+    sizes: list[int]
+    ends: list[int]
+    budgets: Mapping[str, int]
+    is_above: bool
+
+
 @dataclass(frozen=True)
 class StepInputs:
     """Input of a step, from which all of its batch is made.
 
     positions: of the events in the columns, or of the items of a catalogue, int32 [B]; split: of the events;
-    negatives: positions of the drawn items, int32 [N].
+    negatives: positions of the drawn items, int32 [N]; reads: see `ReadInputs`; layout: of the features, the
+    same object for the same shapes.
     """
 
     positions: torch.Tensor
     masks: StepMasks
     split: str
     negatives: torch.Tensor
+    reads: ReadInputs
+    layout: KeyLayout
 
     def copy_(self, source: StepInputs, before: StepInputs) -> None:
         """Copy the input of a step of the same split into these tensors; before: the one copied last."""
         self.positions.copy_(source.positions)
-        if len(self.negatives):
-            self.negatives.copy_(source.negatives)
+        for mine, other in zip((self.negatives, *self.reads), (source.negatives, *source.reads), strict=True):
+            if mine.numel():
+                mine.copy_(other)
         if source.masks is not before.masks:
             for mine, other in zip(self.masks, source.masks, strict=True):
                 mine.copy_(other)
@@ -92,7 +118,9 @@ class StepInputs:
     def clone(self) -> StepInputs:
         """Return a copy with tensors of its own."""
         masks = StepMasks(*(mask.clone() for mask in self.masks))
-        return StepInputs(self.positions.clone(), masks, self.split, self.negatives.clone())
+        reads = ReadInputs(*(each.clone() for each in self.reads))
+        positions, negatives = self.positions.clone(), self.negatives.clone()
+        return StepInputs(positions, masks, self.split, negatives, reads, self.layout)
 
 
 class DeviceInput(ModelInput):
@@ -101,6 +129,11 @@ class DeviceInput(ModelInput):
     # Without the constructor of its fields.
     def __init__(self, source: DeviceBatches, inputs: StepInputs) -> None:
         self.source, self.inputs = source, inputs
+
+    @property
+    def is_above_budget(self) -> bool:
+        """True if lists have more values than their budget: the shapes are not those of other batches."""
+        return self.inputs.layout.is_above
 
     @property
     def is_made(self) -> bool:
@@ -167,15 +200,6 @@ class Records:
         }
 
 
-class KeyLayout(NamedTuple):
-    """Shape of the features of a batch, see `KeyedJaggedTensor`: numbers of the host, and int32 tensors."""
-
-    lengths: torch.Tensor
-    offsets: torch.Tensor
-    sizes: list[int]
-    ends: list[int]
-
-
 class DeviceBatches:
     """Batches of an `EventBatches` of one rank, made on a device. Copies the columns that they need.
 
@@ -213,10 +237,13 @@ class DeviceBatches:
         self.single_names = names[: self.num_single]
         slots = dict.fromkeys(self.single_names, 1)
         slots |= {name: longest for name, (_, _, longest) in self.lists.items()}
+        long = [table for table in tables if table.name in self.lists and _is_long(dataset, table)]
+        self.budgets = {table.name: _budget_of(dataset, table, self.negatives.number) for table in long}
         self.histories: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self.times: dict[str, torch.Tensor] = {}
         self.history_slots = 0
-        if has_histories:
+        self.order: DeviceOrder | None = None
+        if has_histories and not dataset.model.reads_order:
             self.history_slots = slots[HISTORY] = max(1, tables[names.index(HISTORY)].longest)
         for prefix in _prefixes(dataset):
             records, offsets = column(f"{prefix}{HISTORY}"), column(f"{prefix}{HISTORY}_offsets")
@@ -229,13 +256,19 @@ class DeviceBatches:
             self.times[name] = torch.from_numpy(np.append(column(name), np.int64(0))).to(device)
         # Seconds at which the time buckets after the first begin.
         self.bounds = (1 << torch.arange(1, NUM_TIME_BUCKETS, device=device)) - 1
-        self.keys = list(order or names)
+        if dataset.model.reads_order:
+            held_items = {prefix: held for prefix, (held, _) in self.histories.items()}
+            self.order = DeviceOrder(dataset, device, held_items, self.times)
+        # A history that is read in order is behind the events' own items, as their values.
+        self.keys = [name for name in order or names if name != HISTORY or self.order is None]
         number = dataset.local_batch_size
-        self.layouts = {drawn: self._layout(slots, drawn) for drawn in {0, self.negatives.number}}
+        self._slot_counts = slots
+        self._layouts: dict[Any, KeyLayout] = {}
         nothing = (torch.zeros(0, dtype=dtype, device=device) for dtype in OF_MEMBERS)
         self.no_members = Members(*nothing)
         self.no_bits = torch.zeros(number, 0, dtype=torch.uint8, device=device)
         self.slots = torch.arange(max(slots.values()), dtype=torch.int32, device=device)
+        self.no_reads = ReadInputs(self.slots[:0], self.slots[:0])
         self._masks: dict[Any, StepMasks] = {}
         self._check_rows()
 
@@ -259,17 +292,68 @@ class DeviceBatches:
                 f"{most:,}. Fix: give --rebuild, which makes them again",
             )
 
-    def _layout(self, slots: dict[str, int], num_drawn: int) -> KeyLayout:
-        """Return the layout of batches with so many drawn items. slots: of each feature."""
-        number = self.dataset.local_batch_size
-        drawn = {name: num_drawn * (name != HISTORY) for name in self.keys}
-        lengths = [torch.zeros(num_drawn + number, dtype=torch.int32) for _ in self.keys]
-        for name, of_key in zip(self.keys, lengths, strict=True):
-            of_key[num_drawn - drawn[name] :] = slots[name]
-        sizes = [(drawn[name] + number) * slots[name] for name in self.keys]
-        all_lengths = torch.cat(lengths).to(self.device)
-        offsets = torch.cat([all_lengths.new_zeros(1), all_lengths.cumsum(0)])
-        return KeyLayout(all_lengths, offsets, sizes, [0, *np.cumsum(sizes).tolist()])
+    def _layout_of(self, num_drawn: int, budgets: dict[str, int], is_above: bool) -> KeyLayout:
+        """Return the layout of batches with so many drawn items. budgets: see `KeyLayout`."""
+        key = num_drawn, *budgets.items()
+        if key not in self._layouts:
+            number, slots, lengths = self.dataset.local_batch_size, self._slot_counts, []
+            for name in self.keys:
+                of_key = torch.zeros(num_drawn + number, dtype=torch.int32)
+                if name in budgets:
+                    # The batch's counts have the lengths of the lists.
+                    of_key[-1] = budgets[name]
+                else:
+                    of_key[num_drawn * (name == HISTORY) :] = slots[name]
+                if self.order is not None and name == self.dataset.schema.item:
+                    of_key[-1] += budgets[HISTORY]
+                lengths.append(of_key)
+            sizes = [int(of_key.sum()) for of_key in lengths]
+            all_lengths = torch.cat(lengths).to(self.device)
+            offsets = pad(all_lengths.cumsum(0), (1, 0))
+            ends = [0, *itertools.accumulate(sizes)]
+            self._layouts[key] = KeyLayout(all_lengths, offsets, sizes, ends, budgets, is_above)
+        return self._layouts[key]
+
+    def _layouts_of(
+        self, split: str, order: torch.Tensor, turns: torch.Tensor, drawn: Sequence[torch.Tensor]
+    ) -> list[KeyLayout]:
+        """Return the layouts of steps. order, turns, drawn: of their events, as in `StepInputs`.
+
+        Waits for the device, once for many steps.
+        """
+        size, before = self.dataset.local_batch_size, len(drawn[0])
+        budgets = self.budgets
+        totals = {name: self._values_of(name, split, order, drawn) for name in budgets}
+        if self.order is not None:
+            budgets = {**budgets, HISTORY: self.order.budget}
+            if split != "train":
+                totals[HISTORY] = (turns[0] - turns[1]).view(-1, size).sum(1).tolist()
+        layouts = []
+        for step in range(len(drawn)):
+            # In multiples of a batch, so that there are few layouts.
+            own = {name: max(1, -(-of_steps[step] // size)) * size for name, of_steps in totals.items()}
+            above = {name: own[name] for name in self.budgets if totals[name][step] > budgets[name]}
+            own_history = {name: number for name, number in own.items() if name == HISTORY}
+            layouts.append(self._layout_of(before, {**budgets, **above, **own_history}, bool(above)))
+        return layouts
+
+    def _values_of(
+        self, name: str, split: str, order: torch.Tensor, drawn: Sequence[torch.Tensor]
+    ) -> list[int]:
+        """Return the number of values of a list in each step."""
+        size, (entity, _, _) = self.dataset.local_batch_size, self.lists[name]
+        steps_at_once, totals = max(1, SHUFFLED_AT_ONCE // (size + len(drawn[0]))), []
+        for first in range(0, len(drawn), steps_at_once):
+            part = drawn[first : first + steps_at_once]
+            events = self._events_of(split, order[first * size : (first + len(part)) * size])
+            rows = events[ENTITIES[entity]].view(len(part), size)
+            items = torch.stack([*part])
+            # The drawn items are those of the first user.
+            others = items if ENTITIES[entity] == ITEM else torch.zeros_like(items)
+            rows = torch.cat([rows, others], dim=1)
+            counts = self.entities[entity].take(rows.view(-1))[name][:, 2]
+            totals += counts.view(rows.shape).sum(1).tolist()
+        return totals
 
     @property
     def nbytes(self) -> int:
@@ -278,6 +362,7 @@ class DeviceBatches:
         held += [values for _, values, _ in self.lists.values()]
         held += [tensor for both in self.histories.values() for tensor in both]
         held += self.times.values()
+        held += [self.order.events] if self.order is not None else []
         return sum(tensor.nbytes for tensor in held) + self.negatives.nbytes
 
     def batches(
@@ -285,22 +370,25 @@ class DeviceBatches:
     ) -> Iterator[DeviceInput]:
         """Yield the batches of a pass over a split, or a window of a stream, from event number `first` on."""
         size, sizes = self.dataset.batch_size, self.dataset.step_sizes(split, first, window)
-        events = self.dataset.positions_of(split, window)
+        events, trains = self.dataset.positions_of(split, window), split == "train"
         begin = self.dataset.first_event + events.start + first
-        steps_at_once = max(1, EVENTS_AT_ONCE // size)
-        order, nothing = self.slots, itertools.repeat(self.negatives.nothing)
-        begins = range(first, first + sum(sizes), size)
-        drawn = self.negatives.of_steps(epoch, begins) if split == "train" else nothing
-        for step, (number, negatives) in enumerate(zip(sizes, drawn, strict=False)):
-            place = step % steps_at_once
-            if place == 0:
-                numbers = range(first + step * size, first + sum(sizes[: step + steps_at_once]))
-                order = self._positions(split, epoch, events, numbers)
-            positions = order[place * size : (place + 1) * size]
-            # In a window the events of a small batch have the weights of those of a full one.
-            weight = size / number if window is None else 1.0
-            masks = self._masks_of(split == "train", (begin + step * size) % MASKED_EVERY, number, weight)
-            yield DeviceInput(self, StepInputs(positions, masks, split, negatives))
+        steps_at_once = max(1, EVENTS_AT_ONCE // (size + self.negatives.number))
+        begins, nothing = range(first, first + sum(sizes), size), itertools.repeat(self.negatives.nothing)
+        all_drawn = self.negatives.of_steps(epoch, begins) if trains else nothing
+        seed = self.no_reads.seed if self.order is None else self.order.seed_of(epoch)
+        for step in range(0, len(sizes), steps_at_once):
+            part = sizes[step : step + steps_at_once]
+            drawn = [*itertools.islice(all_drawn, len(part))]
+            numbers = range(begins[step], begins[step] + sum(part))
+            order, turns = self._order_of(split, epoch, events, numbers)
+            layouts = self._layouts_of(split, order, turns, drawn)
+            for place, (number, negatives, layout) in enumerate(zip(part, drawn, layouts, strict=True)):
+                mine = slice(place * size, (place + 1) * size)
+                # In a window the events of a small batch have the weights of those of a full one.
+                weight = size / number if window is None else 1.0
+                masks = self._masks_of(trains, (begin + (step + place) * size) % MASKED_EVERY, number, weight)
+                reads = ReadInputs(turns[:, mine], seed)
+                yield DeviceInput(self, StepInputs(order[mine], masks, split, negatives, reads, layout))
 
     def _masks_of(self, trains: bool, begin: int, number: int, weight: float) -> StepMasks:
         """Return the masks of a step of events from `begin` on, as `EventBatches._mask_ids` counts them."""
@@ -320,24 +408,36 @@ class DeviceBatches:
             self._masks[key] = StepMasks(*made)
         return self._masks[key]
 
-    def _positions(self, split: str, epoch: int, events: range, numbers: range) -> torch.Tensor:
-        """Return the positions of events by their numbers in a pass, int32, and padding up to a batch."""
+    def _order_of(
+        self, split: str, epoch: int, events: range, numbers: range
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return positions and turns of events by their numbers in a pass, int32, and padding up to a batch.
+
+        The turns have no columns for a model that does not read the order.
+        """
         size = self.dataset.batch_size
         last = self.entities[ENTITIES.index(ITEM)] if split == "catalogue" else self.events
-        shape, padding = (-(-len(numbers) // size) * size,), len(last.values) - 1
-        order = torch.full(shape, padding, dtype=torch.int32, device=self.device)
+        length, padding = -(-len(numbers) // size) * size, len(last.values) - 1
+        order = torch.full((length,), padding, dtype=torch.int32, device=self.device)
+        turns = torch.full((2, length * (self.order is not None)), -1, dtype=torch.int32, device=self.device)
         for begin in range(numbers.start, numbers.stop, SHUFFLED_AT_ONCE):
             end = min(begin + SHUFFLED_AT_ONCE, numbers.stop)
+            mine = slice(begin - numbers.start, end - numbers.start)
+            if self.order is not None:
+                turns[:, mine] = self.order.turns(split, epoch, range(begin, end))
+            if self.order is not None and split == "train":
+                order[mine] = self.order.events.index_select(0, turns[0, mine])
+                continue
             part = torch.arange(begin, end, device=self.device)
             if split == "train":
                 part = shuffled(part, len(events), self.dataset.seed, epoch)
-            order[begin - numbers.start : end - numbers.start] = part + events.start
-        return order
+            order[mine] = part + events.start
+        return order, turns
 
     def make(self, inputs: StepInputs) -> dict[str, Any]:
         """Return the fields of a `ModelInput` for the input of a step. Waits for no kernel."""
         trains, masks, drawn = inputs.split == "train", inputs.masks, inputs.negatives
-        events, before = self._events_of(inputs), len(drawn)
+        events, before = self._events_of(inputs.split, inputs.positions), len(drawn)
         entities = [events[entity].squeeze(1) for entity in ENTITIES]
         users, items = entities
         if before:
@@ -360,12 +460,21 @@ class DeviceBatches:
         parts, counts = dict(zip(self.single_names, single, strict=True)), {}
         for name, (entity, values, slots) in self.lists.items():
             starts, lasts, lengths = records[entity][name].unbind(1)
+            counts[name] = lengths
+            if name in self.budgets:
+                budget = inputs.layout.budgets[name]
+                parts[name] = values.index_select(0, spread(starts, lengths, budget, len(values) - 1)[0])
+                continue
             slot_positions = torch.minimum(starts.unsqueeze(1) + self.slots[:slots], lasts.unsqueeze(1))
-            parts[name], counts[name] = values.index_select(0, slot_positions.view(-1)), lengths
+            parts[name] = values.index_select(0, slot_positions.view(-1))
         members = self.no_members
         if self.history_slots:
             parts[HISTORY], counts[HISTORY], members = self._histories(events, inputs)
-        layout = self.layouts[before]
+        layout, item = inputs.layout, self.dataset.schema.item
+        if self.order is not None:
+            of_order = self.order.members(inputs, before, layout.budgets[HISTORY])
+            history, counts[HISTORY], members = of_order
+            parts[item] = torch.cat([parts[item], history])
         features = CheckedFeatures(
             self.keys,
             torch.cat([parts[name] for name in self.keys]).long(),
@@ -377,7 +486,8 @@ class DeviceBatches:
         )
         labels, weights, more_labels, more_weights = self._labels(events, masks.weights, trains)
         if trains and self.negatives.marks_seen:
-            ends = events[f"{HISTORY}_last"].squeeze(1) + 1
+            # If the order is read, earlier items of the same second count too.
+            ends = events[f"{HISTORY}_last"].squeeze(1) + 1 if self.order is None else inputs.reads.turns[0]
             seen_bits = self.negatives.seen_bits(users, items, ends, drawn)
         else:
             seen_bits = self.negatives.unseen(len(users), before)
@@ -392,15 +502,16 @@ class DeviceBatches:
             "more_weights": more_weights,
             "share": None,
             "counts": counts,
+            "joined": frozenset(self.budgets),
         }
 
-    def _events_of(self, inputs: StepInputs) -> dict[str, torch.Tensor]:
-        """Return the fields of the events of a step, see `EventFeatures.events`."""
-        if inputs.split != "catalogue":
-            return self.events.take(inputs.positions)
+    def _events_of(self, split: str, positions: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the fields of events of a split, see `EventFeatures.events`. positions: see `StepInputs`."""
+        if split != "catalogue":
+            return self.events.take(positions)
         # As events of the first user without features. The record of padding has zeros and no history.
-        events = self.events.take(torch.full_like(inputs.positions, len(self.events.values) - 1))
-        items, padding = inputs.positions.unsqueeze(1), len(self.entities[ENTITIES.index(ITEM)].values) - 1
+        events = self.events.take(torch.full_like(positions, len(self.events.values) - 1))
+        items, padding = positions.unsqueeze(1), len(self.entities[ENTITIES.index(ITEM)].values) - 1
         is_item = items < padding
         events[USER], events[ITEM] = events[USER].masked_fill(is_item, 0), items
         events["numbers"] = events["numbers"].masked_fill(is_item, float("nan"))
@@ -484,10 +595,12 @@ def _list_parts(lists: np.ndarray, number: int) -> tuple[np.ndarray, Any]:
 
 @torch.no_grad()
 def why_not_padded(model: ShardedModel, batches: DeviceBatches) -> str | None:
-    """Return the reason why a model cannot take lists that are padded to one length, or None.
+    """Return the reason why a model cannot take lists with unused slots, or None.
 
     Collective: every rank. It predicts one batch.
     """
+    if batches.order is not None and not isinstance(model.head, SequenceHead):
+        return "the model reads the order and is no SequenceHead"
     model.model.eval()
     try:
         for batch in itertools.islice(batches.batches("train", 0), 1):
@@ -510,6 +623,33 @@ def _mean_length(dataset: EventBatches, table: Table) -> float:
     return float(np.minimum(lengths, table.longest).mean()) if len(lengths) else 0.0
 
 
+def _is_long(dataset: EventBatches, table: Table) -> bool:
+    """Return True for a feature whose lists get a budget of slots for all of a batch."""
+    return table.longest > MOST_SLOTS * max(1.0, _mean_length(dataset, table))
+
+
+def _budget_of(dataset: EventBatches, table: Table, num_drawn: int) -> int:
+    """Return the slots for all lists of a feature in a training batch.
+
+    The mean of a batch of shuffled events and its drawn items, and some standard deviations: a function of
+    the data and of the size of the batch.
+    """
+    schema, entity = dataset.schema, table.feature.entity
+    rows = dataset.features.column("rows")[: len(dataset.ranges["train"])]
+    of_entity = [each for each in dataset.tables if each.feature.multi and each.feature.entity == entity]
+    place = [each.name for each in of_entity if each.name != HISTORY].index(table.name)
+    counts = dataset.features.column(f"{schema.name_of(entity)}_features")["lists"][:, place, 1]
+    mean = variance = 0.0
+    drawn = dataset.features.trained_items() if num_drawn and entity == ITEM else np.zeros(1, np.int32)
+    for number, owners in ((dataset.local_batch_size, rows[entity]), (num_drawn, drawn)):
+        # How often each owner occurs: the events may be more than fit into memory.
+        shares = np.bincount(owners, minlength=len(counts)) / max(1, len(owners))
+        one = float(shares @ counts)
+        mean, variance = mean + number * one, variance + number * float(shares @ (counts - one) ** 2)
+    most = (dataset.local_batch_size + num_drawn) * table.longest
+    return min(most, table.longest + math.ceil(mean + BUDGET_DEVIATIONS * math.sqrt(variance)))
+
+
 def _column_names(dataset: EventBatches) -> list[str]:
     """Names of the columns that `DeviceBatches` copies."""
     names = ["rows", *(f"{dataset.schema.name_of(entity)}_features" for entity in ENTITIES)]
@@ -517,12 +657,13 @@ def _column_names(dataset: EventBatches) -> list[str]:
         f"{table.name}_values" for table in dataset.tables if table.feature.multi and table.name != HISTORY
     ]
     names += [f"{prefix}{HISTORY}{part}" for prefix in _prefixes(dataset) for part in ("", "_offsets")]
+    names += [f"{HISTORY}_event"] if dataset.model.reads_order else []
     return [*names, *_time_columns(dataset)]
 
 
 def _time_columns(dataset: EventBatches) -> list[str]:
-    """Return the names of the columns with times, for learned weights of histories."""
-    if not dataset.model.learns_history_weights:
+    """Return the names of the columns with times, for histories with learned weights or in order."""
+    if not (dataset.model.learns_history_weights or dataset.model.reads_order):
         return []
     return ["time", *(f"{prefix}{HISTORY}_time" for prefix in _prefixes(dataset))]
 
@@ -574,13 +715,9 @@ def why_not_on_device(dataset: EventBatches, config: Config, free_bytes: int) ->
         return reason
     if any(table.feature.is_dynamic for table in dataset.tables):
         return "tables are dynamic"
-    if model.reads_order:
-        return "the model reads the order of histories"
     for table in dataset.tables:
-        if table.feature.multi:
-            mean = _mean_length(dataset, table)
-            if table.longest > MOST_SLOTS * max(1.0, mean):
-                return f"a list of {table.name} has up to {table.longest} values, and {mean:.1f} on average"
+        if table.name == HISTORY and not model.reads_order and _is_long(dataset, table):
+            return f"a history has up to {table.longest} items, and less than a tenth of it on average"
     needed = sum(features.column(name).nbytes for name in _column_names(dataset))
     if marks_seen(dataset):
         needed += BYTES_OF_PLACE * len(features.column("seen"))
