@@ -24,9 +24,9 @@ GPU = ROOT / "benchmarks" / "gpu.py"
 # It measures for long; nothing but its own script depends on it.
 @pytest.mark.soak
 def test_the_small_benchmark_writes_results_of_every_requested_section(tmp_path: Path) -> None:
-    # Without "training", which compiles.
+    # Without "training", which compiles, and "ranks", which have a command of their own.
     only = ("tests", "steps", "ncf", "dlrm", "whole", "lookup", "disk")
-    found, printed = measured("gpu", tmp_path, "--small", "--only", *only)
+    found, printed = measured("gpu", tmp_path, *short_form("gpu"), "--only", *only)
     assert found["sections"].keys() == {"machine", *only}
     assert not [name for name, section in found["sections"].items() if "error" in section]
     (step,) = found["sections"]["steps"]["results"]
