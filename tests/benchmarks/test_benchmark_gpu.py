@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.benchmarks import benchmark, measured
+from tests.support.documents import short_form
 from tests.support.launch import ROOT, python, read_json, started, wait_for
 
 GPU = ROOT / "benchmarks" / "gpu.py"
