@@ -185,8 +185,8 @@ def test_the_gradient_of_a_padded_list_is_written_where_those_of_all_features_ar
         total = parts[0] * parts[1] + parts[3]
         for factor in range(1, uses + 1):
             weights = torch.arange(12.0) * factor
-            total = total + padded_means(parts[2], counts, weights, memory(2))
-        total = total + padded_means(parts[4], counts, None, memory(4))
+            total = total + padded_means(parts[2], counts, weights, len(counts), memory(2))
+        total = total + padded_means(parts[4], counts, None, len(counts), memory(4))
         return torch.autograd.grad((total * target).sum(), rows)[0]
 
     plain, rows = held.clone().requires_grad_(), held.clone().requires_grad_()
