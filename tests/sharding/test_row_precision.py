@@ -18,6 +18,7 @@ from recsuite.checkpoint.checkpointer import checkpointing
 from recsuite.checkpoint.folder import newest_in
 from recsuite.checkpoint.format import read_manifest
 from recsuite.checkpoint.restore import restore
+from recsuite.checkpoint.stream_state import reopen_data
 from recsuite.config.config import Config
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.preparation.cache import open_columns
@@ -25,8 +26,8 @@ from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.plan import describe_plan
 from recsuite.sharding.recommender import ModelInput
+from recsuite.training import loop, steps
 from recsuite.training import state as training_state
-from recsuite.training import steps
 from recsuite.training.loop import Training
 from recsuite.training.progress import Progress
 from recsuite.training.state import Schedule, ShardedModel, build_train_state, place_draws
@@ -177,6 +178,18 @@ def test_a_decay_beyond_16_bits_is_refused() -> None:
     with pytest.raises(UserError, match="--weight_decay of at most 5, got 6"):
         Config.of(**HALF, weight_decay=6.0).validate()
     Config.of(**HALF, weight_decay=5.0).validate()
+
+
+def test_a_window_of_a_stream_with_a_decay_beyond_16_bits_is_refused(
+    small_folder: Path, context: RuntimeContext
+) -> None:
+    config = Config.of(data_path=str(small_folder), stream=True, window="400", weight_decay=1.0, **HALF)
+    with (
+        mock.patch.object(loop, "EVENTS_OF_DECAY", 50),
+        reopen_data(config, context, trains=True) as data,
+        pytest.raises(UserError, match=r"decay of at most 5 in a window, and 400 events .* have 8\.0"),
+    ):
+        Training(data, config, context).run(make_model, make_loss)
 
 
 def test_a_step_on_a_gpu_draws_its_rounding_from_the_same_place_in_a_resumed_training() -> None:
