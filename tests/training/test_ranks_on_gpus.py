@@ -76,7 +76,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
         joined = read_json(path)
         names = ", ".join(sorted({*joined["devices"].values()}))
         where = f"{counted(NUM_GPUS, 'GPU')} ({names})" if NUM_GPUS else "the CPU"
-        return Site(where, joined["backend"] + " (nccl failed)" * (backend == "gloo"), options)
+        used = joined["backend"].rpartition(":")[2] + " (nccl failed)" * (backend == "gloo")
+        return Site(where, used, options)
     raise AssertionError("three ranks cannot exchange; the warnings name the reasons")
 
 
