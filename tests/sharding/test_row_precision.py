@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -17,15 +18,20 @@ from recsuite.checkpoint.checkpointer import checkpointing
 from recsuite.checkpoint.folder import newest_in
 from recsuite.checkpoint.format import read_manifest
 from recsuite.checkpoint.restore import restore
+from recsuite.checkpoint.stream_state import reopen_data
 from recsuite.config.config import Config
 from recsuite.datasets.opening import open_data
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.errors import UserError
 from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.plan import describe_plan
+from recsuite.sharding.recommender import ModelInput
+from recsuite.training import loop, steps
 from recsuite.training import state as training_state
 from recsuite.training.loop import Training
-from recsuite.training.state import ShardedModel, build_train_state, set_rates
+from recsuite.training.progress import Progress
+from recsuite.training.state import Schedule, ShardedModel, build_train_state, place_draws
+from recsuite.training.steps import BatchFeed, Pass
 from recsuite.training.weights import apply_row_scale
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -174,27 +180,66 @@ def test_a_decay_beyond_16_bits_is_refused() -> None:
     Config.of(**HALF, weight_decay=5.0).validate()
 
 
+def test_a_window_of_a_stream_with_a_decay_beyond_16_bits_is_refused(
+    small_folder: Path, context: RuntimeContext
+) -> None:
+    config = Config.of(data_path=str(small_folder), stream=True, window="400", weight_decay=1.0, **HALF)
+    with (
+        mock.patch.object(loop, "EVENTS_OF_DECAY", 50),
+        reopen_data(config, context, trains=True) as data,
+        pytest.raises(UserError, match=r"decay of at most 5 in a window, and 400 events .* have 8\.0"),
+    ):
+        Training(data, config, context).run(make_model, make_loss)
+
+
 def test_a_step_on_a_gpu_draws_its_rounding_from_the_same_place_in_a_resumed_training() -> None:
     places: list[int] = []
     generator = types.SimpleNamespace(set_offset=places.append)
-    count = torch.zeros(1, dtype=torch.int64)
-    kernels = [
-        types.SimpleNamespace(iter_cpu=count, iter=count, weights_precision=precision, use_cpu=use_cpu)
-        for precision, use_cpu in (
-            (SparseType.FP16, False),
-            (SparseType.FP16, True),
-            (SparseType.FP32, False),
+    kernels = {
+        name: types.SimpleNamespace(weights_precision=precision, use_cpu=use_cpu)
+        for name, precision, use_cpu in (
+            ("gpu", SparseType.FP16, False),
+            ("cpu", SparseType.FP16, True),
+            ("fp32", SparseType.FP32, False),
         )
-    ]
-    tables = types.SimpleNamespace(param_groups=[])
-    optimizer: Any = types.SimpleNamespace(param_groups=[], optimizers=[("", tables)])
-    with (
-        mock.patch.object(training_state, "kernels_of", return_value=kernels),
-        mock.patch.object(torch.cuda, "current_device", return_value=0),
-        mock.patch.object(torch.cuda, "default_generators", (generator,)),
-    ):
-        for step in (3, 4):
-            set_rates(optimizer, 1.0, 1.0, step)
+    }
+    optimizer: Any = None
+
+    def place(step: int, *names: str) -> None:
+        with (
+            mock.patch.object(training_state, "kernels_of", return_value=[kernels[name] for name in names]),
+            mock.patch.object(torch.cuda, "current_device", return_value=0),
+            mock.patch.object(torch.cuda, "default_generators", (generator,)),
+        ):
+            place_draws(optimizer, step)
+
+    place(3, "cpu", "fp32")
+    assert places == []
+    for step in (3, 4):
+        place(step, *kernels)
     assert places[1] > places[0] > 0
     # The generator takes no others.
     assert [place % 4 for place in places] == [0, 0]
+
+
+def test_the_place_of_draws_is_set_after_a_pipeline_has_filled_a_cache_which_draws_too(
+    half: tuple[Config, Learned], context: RuntimeContext
+) -> None:
+    config, calls = half[0], list[str]()
+    with open_data(config, context) as data:
+        model, feed = built(config, context), BatchFeed(data.loader)
+        schedule = Schedule(data.columns.num_train, 1)
+        part = Pass(model, feed, Progress(0, 0), schedule, config.training, context)
+        batches = iter(feed.batches("train", 0))
+
+        def pipeline(*arguments: Any) -> Iterator[ModelInput]:
+            for batch in batches:
+                calls.append("filled")
+                yield batch
+
+        with (
+            mock.patch.object(steps, "copied", pipeline),
+            mock.patch.object(steps, "place_draws", side_effect=lambda *arguments: calls.append("placed")),
+        ):
+            next(iter(part))
+    assert calls == ["filled", "placed"]

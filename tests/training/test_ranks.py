@@ -14,6 +14,7 @@ from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.metrics import NEVER_FOUND, TOP
 from tests.support.launch import GPUS, SUPPORT, read_json, succeeded, torchrun
+from tests.training.test_ranks_on_gpus import losses_of
 
 # The three launches run within the first test.
 
@@ -81,6 +82,12 @@ def test_every_optimizer_of_the_tables_learns_alike_on_1_2_and_3_ranks(
         (losses,), others = results["rules"][name]
         np.testing.assert_allclose(losses, expected, rtol=1e-4)
         assert others == pytest.approx(sums, rel=1e-3, abs=1e-6)
+
+
+def test_the_smoke_test_finds_the_losses_of_all_trainings(found: dict[int, Any]) -> None:
+    # Its own launches are not in CI.
+    for losses in losses_of(found[1]).values():
+        assert np.asarray(losses, float).ndim in (1, 2)
 
 
 @pytest.mark.parametrize("ids", ["fixed", "dynamic"])

@@ -76,7 +76,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
         joined = read_json(path)
         names = ", ".join(sorted({*joined["devices"].values()}))
         where = f"{counted(NUM_GPUS, 'GPU')} ({names})" if NUM_GPUS else "the CPU"
-        return Site(where, joined["backend"] + " (nccl failed)" * (backend == "gloo"), options)
+        used = joined["backend"].rpartition(":")[2] + " (nccl failed)" * (backend == "gloo")
+        return Site(where, used, options)
     raise AssertionError("three ranks cannot exchange; the warnings name the reasons")
 
 
@@ -123,7 +124,7 @@ def losses_of(results: dict[str, Any]) -> dict[str, Any]:
     """All losses of `ranks.py`, by what was trained: pipelines, table rules, static and dynamic tables."""
     losses = {loop: results["losses"][loop] for loop in ("plain 0", "sparse_dist 1")}
     losses |= {rule: of_rule for rule, (of_rule, _) in results["rules"].items()}
-    losses |= {f"widths, {ids}": by["torchrec"] for ids, by in results["widths"].items()}
+    losses |= {f"widths, {ids}": by["torchrec"]["losses"] for ids, by in results["widths"].items()}
     losses |= {f"history, {loop}": by["losses"] for loop, by in results["learned weights"].items()}
     for ids, by_loop in results["sequences"].items():
         losses |= {f"sequence, {ids}, {loop}": by["losses"] for loop, by in by_loop.items()}

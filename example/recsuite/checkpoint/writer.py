@@ -413,7 +413,7 @@ class CheckpointWriter:
         for name, table in self.tables.items():
             # The rows of a delta are copies already.
             must_copy = copy and not is_delta and not table.exports_copies
-            slots = {slot: _array(_rows(value), must_copy) for slot, value in table.export(is_delta).items()}
+            slots = {slot: _rows(value, must_copy) for slot, value in table.export(is_delta).items()}
             if "rows" in slots:
                 slots["ids"] = self.raw_values.of(name, slots["rows"])
             if name in self.texts:
@@ -562,10 +562,12 @@ class CheckpointWriter:
         self.context.say(self.failure)
 
 
-def _rows(value: torch.Tensor) -> torch.Tensor:
+def _rows(value: torch.Tensor, copy: bool) -> np.ndarray:
     """Return values of rows as files have them: numbers of 16 bits as float32, which every reader takes."""
-    # On the host, where there is more room.
-    return value.cpu().float() if value.dtype == torch.float16 else value
+    if value.dtype == torch.float16:
+        # On the host, where there is more room; a copy already.
+        return _array(value.cpu().float(), copy=False)
+    return _array(value, copy)
 
 
 def _array(value: torch.Tensor, copy: bool) -> np.ndarray:

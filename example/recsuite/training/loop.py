@@ -15,11 +15,11 @@ from torch import nn
 from typing_extensions import Self, override
 
 from recsuite.config.config import Config
-from recsuite.config.sections import TrainingConfig
+from recsuite.config.sections import MOST_DECAY_OF_FP16, TrainingConfig
 from recsuite.datasets.batches import EventBatches
 from recsuite.datasets.opening import LOOK_EVERY, Data
 from recsuite.datasets.streams import StreamPosition, Window
-from recsuite.errors import UserError, counted, format_metric
+from recsuite.errors import UserError, counted, format_metric, require
 from recsuite.hooks import INITIAL_ROWS, extra
 from recsuite.metrics import Measured, Metrics
 from recsuite.models.losses import LossMaker
@@ -46,6 +46,7 @@ from recsuite.training.evaluation import PredictionEvaluator, make_evaluator
 from recsuite.training.progress import Progress, StreamProgress
 from recsuite.training.results import report_run
 from recsuite.training.state import (
+    EVENTS_OF_DECAY,
     DenseOptimizer,
     Schedule,
     ShardedModel,
@@ -363,6 +364,13 @@ class Training:
                 self._grow(windows)
             else:
                 time.sleep(LOOK_EVERY)
+        decay = self.train_state.weight_decay * len(window) / EVENTS_OF_DECAY
+        require(
+            self.config.tables.row_precision == "fp32" or decay <= MOST_DECAY_OF_FP16,
+            f"--row_precision fp16 requires a decay of at most {MOST_DECAY_OF_FP16} in a window, and "
+            f"{counted(len(window), 'event')} with --weight_decay {self.train_state.weight_decay} have "
+            f"{decay:.1f}; give a smaller --window or --weight_decay, or fp32",
+        )
         return window
 
     def _grow(self, windows: StreamWindows) -> None:

@@ -139,10 +139,16 @@ def set_rates(optimizer: CombinedOptimizer, left: float, scale: float, step: int
         if not step:
             # FBGEMM takes the number from `iter` if `iter_cpu` is zero.
             kernel.iter.zero_()
-        if kernel.weights_precision == SparseType.FP16 and not kernel.use_cpu:
-            # FBGEMM draws from this generator to round rows. A resumed training must draw the same numbers.
-            generator = torch.cuda.default_generators[torch.cuda.current_device()]
-            generator.set_offset(step * OFFSETS_OF_STEP)
+
+
+def place_draws(optimizer: CombinedOptimizer, step: int) -> None:
+    """Set where the GPU's generator draws in a step: FBGEMM rounds rows of 16 bits by it. step: steps before.
+
+    A resumed training must draw the same numbers.
+    """
+    if any(each.weights_precision == SparseType.FP16 and not each.use_cpu for each in kernels_of(optimizer)):
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.set_offset(step * OFFSETS_OF_STEP)
 
 
 def kernels_of(optimizer: CombinedOptimizer) -> list[Any]:

@@ -47,7 +47,14 @@ from recsuite.training.device_batches import (
     why_on_host,
 )
 from recsuite.training.progress import Progress
-from recsuite.training.state import RowScale, Schedule, ShardedModel, scheduled_rates, set_rates
+from recsuite.training.state import (
+    RowScale,
+    Schedule,
+    ShardedModel,
+    place_draws,
+    scheduled_rates,
+    set_rates,
+)
 
 
 class BatchFeed:
@@ -387,7 +394,10 @@ class Pass:
             model.table_optimizer.zero_grad()
             start_clock(model.tables, progress, scale.value)
             with profiler_range(STEP):
-                yield next(batches)
+                batch = next(batches)
+                # Now: a pipeline that begins has filled a cache, which draws too.
+                place_draws(model.optimizer, progress.step)
+                yield batch
                 # In a stream the events of a small batch have the weights of those of a full one.
                 loss = self._taken_loss()
                 losses[number] = loss * (full / size) if self.window else loss
