@@ -271,6 +271,10 @@ class DeviceBatches:
         offsets = torch.cat([all_lengths.new_zeros(1), all_lengths.cumsum(0)])
         return KeyLayout(all_lengths, offsets, sizes, [0, *np.cumsum(sizes).tolist()])
 
+    def free(self) -> None:
+        """Free the columns, also for a script that holds the last batch. Nothing can be made after it."""
+        vars(self).clear()
+
     @property
     def nbytes(self) -> int:
         """Bytes of the columns on the device."""
@@ -317,7 +321,11 @@ class DeviceBatches:
                 hidden[self.first_of_event :, others] = True
                 hides_numbers[others] = True
             made = (torch.from_numpy(mask).to(self.device) for mask in (weights, hidden, hides_numbers))
-            self._masks[key] = StepMasks(*made)
+            masks = StepMasks(*made)
+            if number < size:
+                # Not kept: a stream has such a step in each window, with nearly any number of events.
+                return masks
+            self._masks[key] = masks
         return self._masks[key]
 
     def _positions(self, split: str, epoch: int, events: range, numbers: range) -> torch.Tensor:
