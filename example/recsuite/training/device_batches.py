@@ -135,7 +135,7 @@ class Records:
         self.fields: dict[str, tuple[int, int, torch.dtype]] = {}
         columns, begin = [], 0
         for name, (values, _) in parts.items():
-            # With numbers: a stream that has learned all events has none.
+            # Not with -1, which is undefined without events: a stream may have learned all.
             columns.append(values.reshape(len(values), math.prod(values.shape[1:])))
             is_float = values.dtype == np.float32
             self.fields[name] = begin, columns[-1].shape[1], torch.float32 if is_float else torch.int32
@@ -168,7 +168,9 @@ class Records:
 
 
 class KeyLayout(NamedTuple):
-    """Shape of the features of a batch, see `KeyedJaggedTensor`: numbers of the host, and int32 tensors."""
+    """Shape of the features of a batch, see `KeyedJaggedTensor`: int32 and int64 tensors, and numbers of the
+    host.
+    """
 
     lengths: torch.Tensor
     offsets: torch.Tensor
