@@ -113,6 +113,9 @@ def test_what_a_training_does_with_the_flags_of_a_step_is_said(
         ({"capture": "on"}, False, "--capture on: steps cannot be captured, because there is no GPU"),
         ({"capture": "on", "data_device": "cpu"}, True, "made on the host: --data_device is cpu"),
         ({"capture": "on", "storage": "uvm"}, True, "because --storage is uvm"),
+        ({"storage": "uvm"}, False, "--storage uvm requires a GPU"),
+        ({"row_precision": "fp16"}, False, "--row_precision fp16 requires a GPU"),
+        ({"row_precision": "fp16", "vocabulary": "dynamic"}, True, "does not support dynamic tables"),
     ],
 )
 def test_flags_of_a_step_that_a_training_refuses_are_a_fault(

@@ -404,6 +404,9 @@ def test_an_approximate_search_of_vectors_is_that_of_recommend() -> None:
     vectors = model.user_vectors([1, 2])
     found = model.search(vectors, 5, approximate=True)
     assert found == model.recommend([1, 2], 5, exclude=None, approximate=True)
+    # The index is on the host, whatever the device.
+    flags: dict[str, Any] = {"exclude": None, "approximate": True, "device": torch.device("meta")}
+    assert found == model.best([1, 2], 5, **flags)[0].named(*model.best([1, 2], 5, **flags)[1:])
 
 
 @pytest.mark.parametrize(

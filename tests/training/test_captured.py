@@ -277,6 +277,32 @@ def test_windows_of_a_stream_repeat_a_graph_until_their_columns_change(
     np.testing.assert_allclose(eager, by_loader, rtol=1e-4)
 
 
+def test_columns_of_a_stream_are_freed_before_the_next_ones_are_copied(
+    small_folder: Path, context: RuntimeContext, monkeypatch: pytest.MonkeyPatch, as_on_a_gpu: None
+) -> None:
+    monkeypatch.setattr(stream_reader, "PRUNE_EVERY", 1_500)
+    made: list[DeviceBatches] = []
+    init = DeviceBatches.__init__
+
+    def first_freed(self: DeviceBatches, *arguments: Any) -> None:
+        assert not any(map(vars, made))
+        made.append(self)
+        init(self, *arguments)
+
+    monkeypatch.setattr(DeviceBatches, "__init__", first_freed)
+    flags: dict[str, Any] = {"window": "60d", "batch_size": 60, "history": 5, "cpu_tables": "torchrec"}
+    config = Config.of(data_path=str(small_folder), stream=True, **flags)
+    with reopen_data(config, context, trains=True) as data, Training(data, config, context) as training:
+        step = training.step(training.shard(make_model, make_loss(training.columns, config)).train_on)
+        for epoch in training.epochs():
+            # The script holds the last batch of a window while the columns grow.
+            for batch in epoch:
+                step(batch)
+            # Of full batches alone.
+            assert all(bool(masks.weights.all()) for masks in made[-1]._masks.values())
+    assert len(made) == 4
+
+
 def test_a_pass_of_few_steps_is_captured_only_if_that_is_required(
     opened: tuple[Config, Data], context: RuntimeContext, as_on_a_gpu: None
 ) -> None:

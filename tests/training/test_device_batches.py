@@ -435,13 +435,15 @@ def test_a_training_with_them_learns_the_same(
     assert losses[1] == pytest.approx(losses[0], abs=1e-5, nan_ok=True)
 
 
+@pytest.mark.parametrize("stream", [False, True])
 def test_load_makes_its_batches_as_a_training_does(
-    data: tuple[Config, Data], context: RuntimeContext
+    small_folder: Path, context: RuntimeContext, stream: bool
 ) -> None:
-    config = data[0].replaced(data_device="cuda")
-    model = build_train_state(data[1].columns, config, context, make_model)
-    with pytest.raises(UserError, match="there is no GPU"):
-        report_test(model, Progress(), data[1], config, context)
+    config = Config.of(data_path=str(small_folder), stream=stream, data_device="cuda")
+    with reopen_data(config, context, trains=True) as data:
+        model = build_train_state(data.columns, config, context, make_model)
+        with pytest.raises(UserError, match="there is no GPU"):
+            report_test(model, Progress(), data, config, context)
 
 
 def test_items_are_ranked_the_same_with_them(small_folder: Path, context: RuntimeContext) -> None:

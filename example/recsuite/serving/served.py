@@ -397,8 +397,8 @@ class ServedModel:
     ) -> tuple[Items, torch.Tensor, torch.Tensor]:
         """Return what `recommend` does as tensors; the other arguments and errors are those of `recommend`.
 
-        device: Where the items are found, if the model has vectors; all else is computed on the CPU. For one
-        thread.
+        device: Where the items are found, if the model has vectors and the search is exact; all else is
+        computed on the CPU. For one thread.
 
         Returns:
             The items; positions in `Items.ids`, int64 [U, K], where K is at most k, -1 where fewer items are
@@ -445,8 +445,8 @@ class ServedModel:
             left_out = torch.cat([left_out, items.pairs(lists, "also_exclude")], dim=1)
         rules = Rules(near, caps_of(items.categories, at_most))
         head, of_items = items.head, items.vectors
-        # Scores of a model without vectors need its tables, which are on the host.
-        if device is not None and items.side is None:
+        # Scores of a model without vectors need its tables, which are on the host, as an index is.
+        if device is not None and items.side is None and not approximate:
             head, of_items = self._on_device(items, device)
             vectors, left_out = vectors.to(device), left_out.to(device)
             added, rules = on_device(added, device), on_device(rules, device)

@@ -201,6 +201,34 @@ def make_storage(
     return DiskStorage(config.folder, frozenset(names), shares, budget - in_memory)
 
 
+def check_tables(config: Config, device: torch.device, has_dynamic: bool) -> None:
+    """Refuse flags of tables that a device, or dynamic tables, do not support.
+
+    Raises:
+        UserError: names the flag.
+    """
+    kind, is_cpu = config.tables.storage, device.type == "cpu"
+    is_ours = is_cpu and config.training.cpu_tables == "vectorised"
+    is_half = config.tables.weight_bytes == 2
+    require(
+        not config.tables.is_on_disk or is_ours,
+        f"--storage {kind} requires a CPU and --cpu_tables vectorised",
+    )
+    require(kind not in (UVM, UVM_CACHING) or not is_cpu, f"--storage {kind} requires a GPU")
+    require(
+        not is_half or not is_ours,
+        "--row_precision fp16 requires a GPU or --cpu_tables torchrec; give one of them, or fp32",
+    )
+    require(
+        not is_half or not has_dynamic,
+        "--row_precision fp16 does not support dynamic tables; give fp32, or --vocabulary fixed",
+    )
+    require(
+        kind != UVM_CACHING or not has_dynamic,
+        "--storage uvm_caching does not support dynamic tables, whose rows change outside FBGEMM; give uvm",
+    )
+
+
 def make_sharder(
     rule: TableRule,
     config: Config,
@@ -214,28 +242,12 @@ def make_sharder(
     width: of the widest table; storage: of tables on a disk.
 
     Raises:
-        UserError: on a GPU, for rows that are wider than FBGEMM reads there; see also `check_rule`.
+        UserError: on a GPU, for rows that are wider than FBGEMM reads there; see also `check_tables` and
+            `check_rule`.
     """
     cpu_tables, is_cpu = config.training.cpu_tables, context.device.type == "cpu"
-    kind, is_ours = config.tables.storage, is_cpu and cpu_tables == "vectorised"
-    require(
-        not config.tables.is_on_disk or is_ours,
-        f"--storage {kind} requires a CPU and --cpu_tables vectorised",
-    )
-    require(kind not in (UVM, UVM_CACHING) or not is_cpu, f"--storage {kind} requires a GPU")
-    is_half = config.tables.weight_bytes == 2
-    require(
-        not is_half or not is_ours,
-        "--row_precision fp16 requires a GPU or --cpu_tables torchrec; give one of them, or fp32",
-    )
-    require(
-        not is_half or not specs,
-        "--row_precision fp16 does not support dynamic tables; give fp32, or --vocabulary fixed",
-    )
-    require(
-        kind != UVM_CACHING or not specs,
-        "--storage uvm_caching does not support dynamic tables, whose rows change outside FBGEMM; give uvm",
-    )
+    is_ours = is_cpu and cpu_tables == "vectorised"
+    check_tables(config, context.device, bool(specs))
     check_rule(rule, cpu_tables if is_cpu else "gpu", bool(specs))
     rate = rule.rate(int(config.loader.batch_size))
     fused_params = {"optimizer": rule.fbgemm, "learning_rate": rate, **rule.options()}

@@ -531,13 +531,13 @@ def report_test(
 
     feed = BatchFeed(data.loader)
     evaluator = make_evaluator(feed, data.columns, config, context)
-    if config.stream.stream:
-        report_rest_of_stream(evaluator, model.model, progress, data.columns, context)
-        return
-    if not data.columns.num_test:
+    if not (config.stream.stream or data.columns.num_test):
         context.say(describe_no_test(data.columns))
         return
     place_batches(feed, model, config, context)
+    if config.stream.stream:
+        report_rest_of_stream(evaluator, model.model, progress, data.columns, context)
+        return
     test = evaluator.test(model.model, progress.epoch)
     print_results(describe_step(progress), test, data.columns, config, context)
     if context.rank == 0:

@@ -76,7 +76,7 @@ class StepMasks(NamedTuple):
 
 
 class KeyLayout(NamedTuple):
-    """Shape of the features of a batch, see `KeyedJaggedTensor`: numbers of the host, and int32 tensors.
+    """Shape of the features of a batch, see `KeyedJaggedTensor`: int32 and int64 tensors, numbers of the host.
 
     budgets: slots of the lists that come one after the other; is_above: more of them than the budget.
     """
@@ -168,7 +168,7 @@ class Records:
         self.fields: dict[str, tuple[int, int, torch.dtype]] = {}
         columns, begin = [], 0
         for name, (values, _) in parts.items():
-            # With numbers: a stream that has learned all events has none.
+            # Not with -1, which is undefined without events: a stream may have learned all.
             columns.append(values.reshape(len(values), math.prod(values.shape[1:])))
             is_float = values.dtype == np.float32
             self.fields[name] = begin, columns[-1].shape[1], torch.float32 if is_float else torch.int32
@@ -355,6 +355,10 @@ class DeviceBatches:
             totals += counts.view(rows.shape).sum(1).tolist()
         return totals
 
+    def free(self) -> None:
+        """Free the columns, also for a script that holds the last batch. Nothing can be made after it."""
+        vars(self).clear()
+
     @property
     def nbytes(self) -> int:
         """Bytes of the columns on the device."""
@@ -405,7 +409,11 @@ class DeviceBatches:
                 hidden[self.first_of_event :, others] = True
                 hides_numbers[others] = True
             made = (torch.from_numpy(mask).to(self.device) for mask in (weights, hidden, hides_numbers))
-            self._masks[key] = StepMasks(*made)
+            masks = StepMasks(*made)
+            if number < size:
+                # Not kept: a stream has such a step in each window, with nearly any number of events.
+                return masks
+            self._masks[key] = masks
         return self._masks[key]
 
     def _order_of(

@@ -101,7 +101,7 @@ class DeviceNegatives:
         users, items: of the events, int32 [B]; ends: the place in the histories before which an event had
         items, int32 [B], 0 for none; drawn: int32 [N].
         """
-        number, size = len(users), 8 * self.group_bytes or len(users)
+        number, size = len(users), 8 * self.group_bytes or 1
         steps = max(1, PAIRS_AT_ONCE // (size + len(drawn))) // size * size or size
         parts = []
         for part in (slice(begin, begin + steps) for begin in range(0, number, steps)):

@@ -383,6 +383,8 @@ class Training:
         # Frees the columns on the device before the next ones are copied.
         for step in self._steps:
             step.begin_pass(0)
+        if self.feed.on_device is not None:
+            self.feed.on_device.free()
         self.feed.on_device, why_on_host = None, self.feed.why_on_host
         self.feed = BatchFeed(windows.load(), self.phase)
         place_batches(self.feed, self.train_state, self.config, self.context, why_on_host)

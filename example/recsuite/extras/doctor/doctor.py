@@ -90,16 +90,18 @@ def check_device(launch: Launch) -> str:
 
 
 def check_step(config: Config, launch: Launch) -> str:
-    """Check --precision, --data_device and --capture, as far as they do not depend on data and model.
+    """Check flags of tables, --precision, --data_device and --capture, as far as data and model allow.
 
     Raises:
         UserError: when a training would refuse one of them.
     """
+    from recsuite.sharding.plan import check_tables
     from recsuite.training.captured import check_capture, why_eager
     from recsuite.training.device_batches import check_data_device, why_on_host
     from recsuite.training.state import check_precision
 
     device, wanted, if_possible = choose_device(launch), config.training, "where data and model allow it"
+    check_tables(config, device, has_dynamic=config.tables.vocabulary == "dynamic")
     check_precision(wanted, device)
     on_host = why_on_host(config, device, launch.world_size)
     check_data_device(config, on_host)
