@@ -250,6 +250,17 @@ def count_pipelined_modules(columns: Any, config: Config, context: RuntimeContex
     return len(overlap._pipelined_modules)
 
 
+def losses_of(results: dict[str, Any]) -> dict[str, Any]:
+    """All losses of `ranks.py`, by what was trained: pipelines, table rules, static and dynamic tables."""
+    losses = {loop: results["losses"][loop] for loop in ("plain 0", "sparse_dist 1")}
+    losses |= {rule: of_rule for rule, (of_rule, _) in results["rules"].items()}
+    losses |= {f"widths, {ids}": by["torchrec"]["losses"] for ids, by in results["widths"].items()}
+    losses |= {f"history, {loop}": by["losses"] for loop, by in results["learned weights"].items()}
+    for ids, by_loop in results["sequences"].items():
+        losses |= {f"sequence, {ids}, {loop}": by["losses"] for loop, by in by_loop.items()}
+    return losses
+
+
 if __name__ == "__main__":
     main()
     end_process(0)

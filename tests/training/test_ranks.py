@@ -14,7 +14,7 @@ from recsuite.datasets.movielens.synthetic import write_synthetic
 from recsuite.datasets.preparation.cache import open_columns
 from recsuite.metrics import NEVER_FOUND, TOP
 from tests.support.launch import GPUS, SUPPORT, read_json, succeeded, torchrun
-from tests.training.test_ranks_on_gpus import losses_of
+from tests.support.ranks import losses_of
 
 # The three launches run within the first test.
 

@@ -41,6 +41,7 @@ from tests.support.launch import (
     torchrun,
     wait_for,
 )
+from tests.support.ranks import losses_of
 from tests.support.silent_ranks import MARK
 
 pytestmark = pytest.mark.multi_gpu
@@ -118,17 +119,6 @@ def test_metrics_of_the_same_weights_are_those_of_one_rank(found: dict[int, Any]
     assert found[ranks]["metrics"]["0"] == pytest.approx(found[1]["metrics"]["0"], abs=1e-5, nan_ok=True)
     # Of equal scores, so that no rounding changes a place.
     assert found[ranks]["tied"] == {**found[1]["tied"], "vectors": {}}
-
-
-def losses_of(results: dict[str, Any]) -> dict[str, Any]:
-    """All losses of `ranks.py`, by what was trained: pipelines, table rules, static and dynamic tables."""
-    losses = {loop: results["losses"][loop] for loop in ("plain 0", "sparse_dist 1")}
-    losses |= {rule: of_rule for rule, (of_rule, _) in results["rules"].items()}
-    losses |= {f"widths, {ids}": by["torchrec"]["losses"] for ids, by in results["widths"].items()}
-    losses |= {f"history, {loop}": by["losses"] for loop, by in results["learned weights"].items()}
-    for ids, by_loop in results["sequences"].items():
-        losses |= {f"sequence, {ids}, {loop}": by["losses"] for loop, by in by_loop.items()}
-    return losses
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -76,7 +76,7 @@ class StepMasks(NamedTuple):
 
 
 class KeyLayout(NamedTuple):
-    """Shape of the features of a batch, see `KeyedJaggedTensor`: int32 and int64 tensors, numbers of the host.
+    """Shape of the features of a batch, see `KeyedJaggedTensor`: int32 and int64 tensors, and host numbers.
 
     budgets: slots of the lists that come one after the other; is_above: more of them than the budget.
     """
