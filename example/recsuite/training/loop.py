@@ -422,6 +422,8 @@ class Training:
             self.context.say(line)
         if self._lacks_captures:
             self.context.say(f"no step was captured: the first {WARM_UP_STEPS} are eager")
+        if num_above := sum(step.above_budget for step in self._steps):
+            self.context.say(f"{counted(num_above, 'step')} had lists above the budget, and were eager")
         number = self.progress.epoch
         if self.windows is not None:
             overall, empty = Measured(self._overall(), self.stream.end), self.stream.num_empty
