@@ -14,7 +14,7 @@ from tests.support.benchmarks import BENCHMARKS, benchmark
 from tests.support.launch import ROOT, python, succeeded
 
 # Modules of other benchmarks, without a command.
-MODULES = {"common", "peers", "plain_factors", "teams", "train_limit"}
+MODULES = {"common", "peers", "plain_factors", "teams", "train_clicks", "train_limit"}
 # In one process, which imports torch once.
 HELP = """
 import contextlib, io, json, runpy, sys
