@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recsuite.errors import UserError
 from recsuite.models.inputs import DistinctRows
 from recsuite.models.layers import means
-from recsuite.models.rows import FeatureRows, JoinedRows, SharedRows
+from recsuite.models.rows import FeatureRows, JoinedRows, PaddedListError, SharedRows
 
 DIM, NUM_EVENTS = 3, 4
 # Of a user, of an item, of a list of the item's and of a list of the user's: rows that events share, rows
@@ -159,3 +160,12 @@ def test_a_dense_feature_without_rows_is_refused_with_the_place_of_its_numbers(
         KeyError, match=r"no feature 'price' .* give one of user, movie, .* of batch\.numbers"
     ):
         read(found)
+
+
+def test_slots_of_lists_with_one_budget_are_not_those_of_padded_lists() -> None:
+    found = {"tags": JaggedTensor(torch.ones(6, 4), lengths=torch.tensor([0, 0, 6]))}
+    counts = {"tags": torch.tensor([3, 0, 1], dtype=torch.int32)}
+    rows = FeatureRows(found, torch.tensor(1.0), ["tags"], counts, ["tags"])
+    for read in (rows.jagged, rows.slots, rows.used):
+        with pytest.raises(PaddedListError):
+            read("tags")

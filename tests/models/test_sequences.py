@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recsuite.config.sections import BLOCKS, ModelConfig
@@ -19,6 +21,7 @@ from recsuite.models import losses as loss_module
 from recsuite.models import sequences as sequence_head
 from recsuite.models.inputs import Inputs, Members
 from recsuite.models.losses import drawn_softmax, sampled_softmax
+from recsuite.models.rows import FeatureRows
 from recsuite.models.sequences import (
     Attention,
     AttentionWindow,
@@ -260,6 +263,34 @@ def test_losses_and_gradients_are_finite_without_histories(block: str, lengths: 
         assert loss.isfinite()
         gradients = torch.autograd.grad(loss, [*head.parameters()], retain_graph=True)
         assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+class NothingFromEmpty(TorchDispatchMode):
+    """Refuses to read from no rows, as a GPU does and "meta" does not."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.index_select.default:
+            assert args[0].size(args[1]) or not len(args[2])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_rank_on_a_gpu_may_have_no_history_in_a_batch(block: str) -> None:
+    def there(part: Any) -> Any:
+        return part.to("meta") if isinstance(part, torch.Tensor) else part
+
+    head, numbers = make_head(block).to("meta"), torch.zeros(3, 0)
+    rows = {
+        name: JaggedTensor(there(each.values()), lengths=there(each.lengths()))
+        for name, each in looked_up([0, 0, 0], normal(0, DIM)).items()
+    }
+    members = members_of(random_ages([0]), [0, 1, 2], [0, 0, 0])
+    with NothingFromEmpty():
+        given = FeatureRows(rows, torch.tensor(1.0), [HISTORY])
+        found = head(given, Inputs(*tree_map(there, (members, numbers))))
+        gradients = torch.autograd.grad(found.sum(), [*head.parameters()], allow_unused=True)
+    assert found.shape == (3, 2, DIM)
+    assert all(gradient is not None for gradient in gradients)
 
 
 def test_threads_change_no_bit_of_a_gradient() -> None:

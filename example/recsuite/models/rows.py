@@ -137,9 +137,14 @@ class FeatureRows:
 
         Returns:
             bool [V], for the rows of `slots`, float32 [V, D]; None if all are used.
+
+        Raises:
+            PaddedListError: When the lists of a batch have a budget of slots together.
         """
         if name not in self.counts:
             return None
+        if name in self.joined:
+            raise PaddedListError(name)
         return used_slots(self.counts[name], len(self.found[name].values())).view(-1)
 
     def sum(self, names: Sequence[str], weights: Mapping[str, Weight] | None = None) -> torch.Tensor:

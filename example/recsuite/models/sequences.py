@@ -332,6 +332,9 @@ class SequenceHead(ProductHead):
         last = first + reads
         if states.device.type != "cpu":
             # Each state is read once, and the sum for the start state is in a fixed order.
+            if not len(states):
+                # All histories are empty, as those of a rank without events; all parameters are used.
+                states = nn.functional.pad(states, (0, 0, 0, 1))
             found = states.index_select(0, (last - 1).clamp(min=0))
             return torch.where((reads > 0).unsqueeze(1), found, self.start)
         # The start state comes before all others. Not by brackets: threads sum their gradient in any order.
