@@ -313,7 +313,7 @@ def test_a_missing_folder_is_refused_and_an_empty_one_is_waited_for_until_sigter
     command = [sys.executable, str(SERVE), "--save_dir", str(tmp_path), "--port", str(port)]
     with started(command) as process:
         wait_for(process, "waiting for the first checkpoint")
-        reply = httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False)
+        reply = httpx.get(f"http://127.0.0.1:{port}/health", timeout=60, trust_env=False)
         process.send_signal(signal.SIGTERM)
         output, errors = process.communicate(timeout=60)
     assert (reply.status_code, reply.json().keys()) == (503, {"error"})
