@@ -306,8 +306,10 @@ def _steps(result: Result) -> Iterator[Result]:
         busy = each["share that the device works"]
         if each["batch"] == LARGE_BATCH and busy is not None:
             yield bar(f"{name}, the device works", busy, LEAST_BUSY, f"{busy:.1%}", f"{LEAST_BUSY:.0%}")
-        strangers = len(set(each["processes"]["open"])) - each["processes"]["ranks"]
-        yield none(f"{name}, processes on the device beside its ranks", max(0, strangers))
+        # Some machines hide who has the device open, and then there is nothing to count.
+        if found_open := each["processes"]["open"]:
+            strangers = len(set(found_open)) - each["processes"]["ranks"]
+            yield none(f"{name}, processes on the device beside its ranks", max(0, strangers))
     if profiles:
         waited = min(each["share waited"] for each in profiles)
         limit = f"{MOST_WAITED:.0%}"
@@ -466,14 +468,14 @@ def _step_table(result: Result) -> Iterator[str]:
     shown: dict[str, Callable[[Result], str]] = {
         "samples a second": lambda each: f"{each['samples a second']:,.0f}",
         "waiting for batches": lambda each: f"{each['share waited']:.1%}",
-        "ms of a step, recorded": lambda each: f"{each['ms of a step']:.2f}",
+        "ms on the host for a step, while recorded": lambda each: f"{each['ms of a step']:.2f}",
         "the device works": lambda each: f"{each['share that the device works'] or 0:.0%} of it",
         "copies hidden under kernels": lambda each: (
             "-" if each["share hidden"] is None else f"{each['share hidden']:.1%}"
         ),
         "waits for the device": lambda each: f"{sum(each['waits'].values())} in {each['steps']} steps",
         "numbers read from it": lambda each: f"{each['reads that wait']}",
-        "processes on it": lambda each: f"{len(each['processes']['open'])}",
+        "processes on it": lambda each: f"{len(each['processes']['open']) or '-'}",
     }
     if found:
         titles = ["a step of the default model"]

@@ -780,7 +780,7 @@ class TrainingSection:
         groups = groups_of(names, case.table_bytes, _memory(self.context))
         missing = [name for name in names if not any(name in group for group in groups)]
         if missing:
-            self.emit({**case.about, "skipped": f"no room for {', '.join(missing)}"})
+            self.emit({**case.about, "skipped": f"no room for {'; '.join(missing)}"})
         for group in groups:
             try:
                 self._measure_group(case, columns, group)
