@@ -131,7 +131,7 @@ read_stack() {
     2.14) torch=2.14.1 torchrec=1.9.2 fbgemm=1.9.0 ;;
     *) fail 2 "STACK=$STACK is not known; give 2.11, 2.13 or 2.14" ;;
   esac
-  pins="s/^torch==.*/torch==$torch/; s/^torchrec==.*/torchrec==$torchrec/; s/^(fbgemm.*)==.*/\\1==$fbgemm/"
+  pins="s/^torch==.*/torch==$torch/; s/^torch!=.*/torch!=$torch+cpu/; s/^torchrec==.*/torchrec==$torchrec/; s/^(fbgemm.*)==.*/\\1==$fbgemm/"
   venv="$here/.venv-$STACK"
 }
 

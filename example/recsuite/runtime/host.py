@@ -387,7 +387,9 @@ def _mend(wheels: list[str], everything: bool = False) -> str:
         steps.append(f"{install}-r {shlex.quote(str(requirements))}")
     if not everything or stack in STACKS.keys() - {PINNED}:
         torch, torchrec, fbgemm = STACKS.get(stack, STACKS[PINNED])
-        steps.append(f"{install}torch=={torch} torchrec=={torchrec} {wheel}=={fbgemm}")
+        # As in the list: pip would prefer the CPU build of an index that has both.
+        other = f" 'torch!={torch}+cpu'" if cuda else ""
+        steps.append(f"{install}torch=={torch}{other} torchrec=={torchrec} {wheel}=={fbgemm}")
     return " && ".join(steps)
 
 
