@@ -111,10 +111,15 @@ def limited_spinning() -> Iterator[None]:
     has_team, end = threading.Event(), threading.Event()
 
     def run() -> None:
+        # torchrun sets OMP_NUM_THREADS=1, with which there would be no team.
+        before = torch.get_num_threads()
+        torch.set_num_threads(max(before, 2))
         try:
             # Large enough for a team.
             torch.zeros(2**20).add_(1)
         finally:
+            # torch begins other threads with the last number that was set.
+            torch.set_num_threads(before)
             has_team.set()
         end.wait()
 
