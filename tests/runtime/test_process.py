@@ -290,6 +290,10 @@ def test_gpus_are_not_shared_by_machines_or_over_an_unknown_backend(
     with pytest.raises(UserError, match=f"{runtime.SHARE_GPUS} must be nccl or gloo, got 1"):
         runtime.choose_device(launch_of(0, 3))
     assert gpus == []
+    # Also where there is no GPU.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=f"{runtime.SHARE_GPUS} must be nccl or gloo, got 1"):
+        runtime.choose_device(launch_of(0, 3))
 
 
 @pytest.mark.parametrize(
