@@ -286,7 +286,8 @@ def _tests(result: Result) -> Iterator[Result]:
     for section, title in TESTS.items():
         found = results(result, section)
         outcomes = [each["outcome"] for each in found if "test" in each]
-        if found:
+        # A CPU skips them all.
+        if found and kind_of(result) != "cpu":
             failed = sum(outcome in ("failed", "error") for outcome in outcomes)
             # Not of a run that was cut off, or that skipped all of them.
             is_whole = "passed" in outcomes and any(each.get("status") == 0 for each in found)

@@ -72,6 +72,23 @@ def two_towers(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
     return model
 
 
+class Unsummed(rs.TwoSided):
+    """A product of two vectors without the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def user_vectors(self, rows: rs.FeatureRows, batch: rs.ModelInput) -> torch.Tensor:
+        return self.scale * rows["user"]
+
+    def item_vectors(self, rows: rs.FeatureRows, batch: rs.ModelInput) -> torch.Tensor:
+        return rows["movie"]
+
+    def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        return users * items
+
+
 @pytest.fixture
 def training(synthetic_folder: Path, context: RuntimeContext) -> Iterator[Training]:
     flags = {"batch_size": 2_048, "history": 0, "embedding_dim": 4, "epochs": 1}
@@ -99,6 +116,11 @@ def trained(training: Training, **given: Any) -> rs.Run:
             {"maker": small(shape=lambda output: output.unsqueeze(1))},
             ValueError,
             r"one number for each event, got the shape \[2048, 1\]\. Fix: add \.squeeze\(1\)",
+        ),
+        (
+            {"maker": lambda data, args: Unsummed()},
+            ValueError,
+            r"one number for each pair, got the shape \[2048, 4\]\. Fix: add \.sum\(dim=1\)",
         ),
         (
             {"maker": small(), "loss": Mean(lambda losses: losses)},

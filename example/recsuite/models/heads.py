@@ -130,7 +130,16 @@ class TwoSided(nn.Module):
         Returns:
             float32 [B].
         """
-        return self.score_pairs(self.user_vectors(rows, batch), self.item_vectors(rows, batch))
+        scores = self.score_pairs(self.user_vectors(rows, batch), self.item_vectors(rows, batch))
+        require_shape(scores, 1, "score_pairs must return one number for each pair", "add .sum(dim=1)")
+        return scores
+
+
+def require_shape(value: Any, dims: int, rule: str, fix: str) -> None:
+    """Refuse an output of a user's code unless it is a tensor with so many dimensions."""
+    if not isinstance(value, torch.Tensor) or value.dim() != dims:
+        got = f"the shape {[*value.shape]}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise ValueError(f"{rule}, got {got}. Fix: {fix}.")
 
 
 class DenseNumbers(nn.ModuleDict):

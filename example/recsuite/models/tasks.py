@@ -13,7 +13,7 @@ from typing_extensions import override
 from recsuite.config.sections import MAX_EMBEDDING_DIM, ModelConfig
 from recsuite.datasets.schema import ENTITIES, EVENT, HISTORY, Feature, Schema
 from recsuite.errors import require
-from recsuite.models.heads import Head
+from recsuite.models.heads import Head, require_shape
 
 
 class ModelData(NamedTuple):
@@ -221,10 +221,3 @@ def predictions_of(model: nn.Module, task: WorkerTask, output: Any, schema: Sche
 def first_label(predictions: Any) -> Any:
     """Return the predictions of the first label, [n]; predictions: [n] or [n, L]."""
     return predictions if predictions.ndim == 1 else predictions[:, 0]
-
-
-def require_shape(value: Any, dims: int, rule: str, fix: str) -> None:
-    """Refuse an output of a user's code unless it is a tensor with so many dimensions."""
-    if not isinstance(value, torch.Tensor) or value.dim() != dims:
-        got = f"the shape {[*value.shape]}" if isinstance(value, torch.Tensor) else type(value).__name__
-        raise ValueError(f"{rule}, got {got}. Fix: {fix}.")

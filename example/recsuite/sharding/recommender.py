@@ -26,10 +26,10 @@ from recsuite.config.config import Config
 from recsuite.config.sections import ModelConfig
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError, require
-from recsuite.models.heads import TwoSided
+from recsuite.models.heads import TwoSided, require_shape
 from recsuite.models.inputs import LookedUp, Members
 from recsuite.models.rows import FeatureRows, JoinedRows, with_row_scale
-from recsuite.models.tasks import TASKS, ModelData, ModelMaker, require_shape, widths_of
+from recsuite.models.tasks import TASKS, ModelData, ModelMaker, widths_of
 from recsuite.runtime.process import profiler_range
 
 # A user's metric: a function of predictions and labels, both numpy float32 [n].

@@ -29,7 +29,8 @@ from recsuite.config.config import Config
 from recsuite.config.sections import OptimizerConfig, TrainingConfig
 from recsuite.datasets.columns import Columns
 from recsuite.errors import UserError, require
-from recsuite.models.tasks import TASKS, ModelMaker, require_shape
+from recsuite.models.heads import require_shape
+from recsuite.models.tasks import TASKS, ModelMaker
 from recsuite.runtime.process import RuntimeContext, profiler_range
 from recsuite.sharding.plan import build_model, embedding_tables
 from recsuite.sharding.recommender import Metric, ModelInput
