@@ -57,7 +57,8 @@ case "$*" in
       slow) sleep 0.5 ;;
     esac ;;
   *"/example.py --doctor"*)
-    echo "ranks=$LOCAL_WORLD_SIZE gpus=${CUDA_VISIBLE_DEVICES-all} omp=$OMP_NUM_THREADS" >>"$CALLS" ;;
+    seen="ranks=$LOCAL_WORLD_SIZE gpus=${CUDA_VISIBLE_DEVICES-all} omp=$OMP_NUM_THREADS"
+    echo "$seen spins=${GOMP_SPINCOUNT-}" >>"$CALLS" ;;
   *recsuite.extras.launcher*) echo "OMP_NUM_THREADS=$OMP_NUM_THREADS" >>"$CALLS" ;;
 esac
 """
@@ -483,17 +484,19 @@ def test_runs_are_compared_by_one_process_that_gets_the_arguments(copy: Copy) ->
 @pytest.mark.parametrize(
     ("variables", "seen"),
     [
-        ({}, "ranks=2 gpus= omp=1"),
-        ({"NPROC": "3", "OMP_NUM_THREADS": "4"}, "ranks=3 gpus= omp=4"),
-        ({"FAKE_GPUS": "8"}, "ranks=8 gpus=all omp=1"),
-        ({"FAKE_GPUS": "8", "VARIANT": "cpu"}, "ranks=2 gpus= omp=1"),
+        ({}, "ranks=2 gpus= omp=1 spins=1000"),
+        ({"NPROC": "3", "OMP_NUM_THREADS": "4", "GOMP_SPINCOUNT": "7"}, "ranks=3 gpus= omp=4 spins=7"),
+        ({"FAKE_GPUS": "8", "OMP_WAIT_POLICY": "active"}, "ranks=8 gpus=all omp=1 spins="),
+        ({"FAKE_GPUS": "8", "VARIANT": "cpu"}, "ranks=2 gpus= omp=1 spins=1000"),
     ],
 )
 def test_the_doctor_is_one_process_with_the_environment_of_a_rank(
     copy: Copy, variables: dict[str, str], seen: str
 ) -> None:
     copy.environment.pop("CUDA_VISIBLE_DEVICES", None)
-    copy.run("doctor", "--num_workers", "2", "--cache_dir", "two words", env=variables)
+    copy.environment.pop("GOMP_SPINCOUNT", None)
+    _, err = copy.run("doctor", "--num_workers", "2", "--cache_dir", "two words", env=variables)
+    assert ("GPUs on this machine that are not used: 8" in err) is ("VARIANT" in variables)
     assert len(copy.installs()) == 1
     call, environment = copy.calls()[-2:]
     assert call == f"{copy.folder}/example/example.py|--doctor|--num_workers|2|--cache_dir|two words"
