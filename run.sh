@@ -131,7 +131,7 @@ read_stack() {
     2.14) torch=2.14.1 torchrec=1.9.2 fbgemm=1.9.0 ;;
     *) fail 2 "STACK=$STACK is not known; give 2.11, 2.13 or 2.14" ;;
   esac
-  pins="s/^torch==.*/torch==$torch/; s/^torchrec==.*/torchrec==$torchrec/; s/^(fbgemm.*)==.*/\\1==$fbgemm/"
+  pins="s/^torch==.*/torch==$torch/; s/^torch!=.*/torch!=$torch+cpu/; s/^torchrec==.*/torchrec==$torchrec/; s/^(fbgemm.*)==.*/\\1==$fbgemm/"
   venv="$here/.venv-$STACK"
 }
 
@@ -437,12 +437,19 @@ prepare() {
 set_environment() {
   # The example sets its own threads; without this torchrun prints a banner about them.
   export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+  limit_spinning
   # The CPU wheel of fbgemm has no kernels for a GPU that torch may see.
   if [[ "$variant" == cpu ]]; then export CUDA_VISIBLE_DEVICES=""; fi
 }
 
+# Threads that wait for each other would spin, and beside another program a step would take 20 times as long.
+limit_spinning() {
+  [[ -n "${OMP_WAIT_POLICY:-}" ]] || export GOMP_SPINCOUNT="${GOMP_SPINCOUNT:-1000}"
+}
+
 run_tests() {
   set_up dev
+  limit_spinning
   cd -- "$here"
   # Tests start hundreds of Pythons, each of which would compile what it imports.
   unset PYTHONDONTWRITEBYTECODE

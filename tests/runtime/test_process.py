@@ -90,6 +90,21 @@ def test_threads_of_a_rank_leave_the_core_while_they_wait() -> None:
     assert "GOMP_SPINCOUNT = '1000'" in begin_rank(2, {"OMP_DISPLAY_ENV": "VERBOSE"})
 
 
+def test_a_script_that_has_imported_torch_gets_a_second_team_of_threads() -> None:
+    check = (
+        "import os, torch\n"
+        "from recsuite.runtime.host import limited_spinning\n"
+        # It starts a thread for other things.
+        "torch.set_num_threads(torch.get_num_threads())\n"
+        "number = lambda: len(os.listdir('/proc/self/task'))\n"
+        "before = number(), torch.get_num_threads()\n"
+        "with limited_spinning():\n"
+        "    print(number() - before[0], torch.get_num_threads() - before[1])\n"
+    )
+    # As torchrun sets it.
+    assert succeeded(python("-c", check, env={"OMP_NUM_THREADS": "1"})) == "2 0\n"
+
+
 @pytest.mark.parametrize(
     ("ranks", "given", "spins"),
     [
@@ -275,6 +290,10 @@ def test_gpus_are_not_shared_by_machines_or_over_an_unknown_backend(
     with pytest.raises(UserError, match=f"{runtime.SHARE_GPUS} must be nccl or gloo, got 1"):
         runtime.choose_device(launch_of(0, 3))
     assert gpus == []
+    # Also where there is no GPU.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=f"{runtime.SHARE_GPUS} must be nccl or gloo, got 1"):
+        runtime.choose_device(launch_of(0, 3))
 
 
 @pytest.mark.parametrize(

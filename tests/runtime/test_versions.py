@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PIP = f"{shlex.quote(sys.executable)} -m pip"
 UNINSTALL = f"{PIP} uninstall -y fbgemm-gpu fbgemm-gpu-cpu"
 CPU_TRIO = f"{PIP} install --no-deps torch==2.13.0 torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0"
-CUDA_TRIO = f"{PIP} install torch==2.13.0 torchrec==1.8.0 fbgemm-gpu==1.8.0"
+CUDA_TRIO = f"{PIP} install torch==2.13.0 'torch!=2.13.0+cpu' torchrec==1.8.0 fbgemm-gpu==1.8.0"
 
 PYTHONS = [(3, 10), (3, 11), (3, 12), (3, 13), (3, 14)]
 
@@ -228,7 +228,9 @@ def test_the_two_variants_pin_the_same_versions() -> None:
     cuda = {
         line for line in (REPOSITORY / "requirements-cuda.txt").read_text().splitlines() if line[0] != "#"
     }
-    assert cuda - cpu == {f"fbgemm-gpu=={host.STACKS[host.PINNED][2]}"}
+    torch, _, fbgemm = host.STACKS[host.PINNED]
+    # pip takes any build for torch==VERSION, and of an index that has both that of the CPU.
+    assert cuda - cpu == {f"fbgemm-gpu=={fbgemm}", f"torch!={torch}+cpu"}
 
 
 def test_the_check_imports_none_of_the_packages() -> None:

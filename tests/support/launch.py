@@ -35,7 +35,7 @@ PATIENCE = 10
 # Of a launch. A test that joins a group in this process may have set the interface, to the loopback.
 LAUNCH_VARIABLES = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
+    *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GOMP_SPINCOUNT"),
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,9 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from torch import is_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import recsuite as rs
 from example import RatingModel, make_loss, make_model
@@ -28,7 +33,7 @@ from recsuite.runtime.process import RuntimeContext
 from recsuite.sharding.recommender import ModelInput
 from recsuite.sharding.torchrec_tables import CheckedFeatures
 from recsuite.tools.script import report_test
-from recsuite.training import device_batches, device_negatives
+from recsuite.training import device_batches, device_negatives, steps
 from recsuite.training.device_batches import (
     DeviceBatches,
     DeviceInput,
@@ -365,12 +370,75 @@ def test_other_batches_come_from_the_loader(
     assert reason in str(why_not_on_device(dataset, config, 2**40))
 
 
-def test_columns_that_do_not_fit_stay_on_the_host(synthetic_folder: Path) -> None:
-    config = Config.of(data_path=str(synthetic_folder))
+class PeakMemory(TorchDispatchMode):
+    """Largest number of bytes of tensors that operations made and that lived at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak, self.held = 0, dict[int, int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given, made = (
+            {
+                each.untyped_storage()._cdata: each.untyped_storage()
+                for each in tree_leaves(part)
+                if is_tensor(each)
+            }
+            for part in ((args, kwargs), result)
+        )
+        for key in made.keys() - given.keys() - self.held.keys():
+            self.held[key] = made[key].nbytes()
+            weakref.finalize(made[key], self.held.pop, key)
+        self.peak = max(self.peak, sum(self.held.values()))
+        return result
+
+
+def test_columns_that_do_not_fit_with_the_order_of_passes_stay_on_the_host(config: Config) -> None:
     dataset = EventBatches(open_columns(config), config, rank=0, world_size=1)
-    needed = DeviceBatches(dataset, CPU).nbytes
+    needed = device_batches.bytes_needed(dataset)
     assert why_not_on_device(dataset, config, 2 * needed - 2) is not None
-    assert why_not_on_device(dataset, config, 3 * needed) is None
+    assert why_not_on_device(dataset, config, 2 * needed) is None
+    with PeakMemory() as sorting:
+        negatives = device_negatives.DeviceNegatives(dataset, CPU)
+    if negatives.marks_seen:
+        assert sorting.peak < device_negatives.BYTES_OF_SORTING * len(dataset.features.column("seen"))
+    batches = DeviceBatches(dataset, CPU)
+    with PeakMemory() as passes:
+        for epoch, split in itertools.product(range(2), ("train", "validation")):
+            for last in batches.batches(split, epoch):
+                assert not last.is_made
+    assert 0 < passes.peak <= device_batches._bytes_of_order(dataset)
+    assert needed >= batches.nbytes + passes.peak
+
+
+@pytest.mark.gpu
+def test_a_gpu_sorts_in_the_memory_that_was_counted() -> None:
+    pairs = torch.arange(2**22, device="cuda").flip(0)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    pairs.sort(stable=True)
+    # The pairs and the places are there before.
+    most = device_negatives.BYTES_OF_SORTING - 16
+    assert torch.cuda.max_memory_allocated() - before <= most * len(pairs)
+
+
+def test_columns_are_the_same_when_they_are_read_in_small_parts(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, made = EventBatches(open_columns(config), config, rank=0, world_size=1), []
+    # Genres with a budget.
+    monkeypatch.setattr(device_batches, "MOST_SLOTS", 1)
+    for number in (2**22, 7):
+        monkeypatch.setattr(device_batches, "RECORDS_AT_ONCE", number)
+        batches = DeviceBatches(dataset, CPU)
+        records = [each.values for each in (batches.events, *batches.entities)]
+        parts = (records, batches.lists, batches.histories, batches.times)
+        means = [device_batches._mean_length(dataset, each) for each in dataset.tables if each.feature.multi]
+        made.append((tree_leaves(parts), batches.budgets, means))
+    assert made[0][1:] == made[1][1:]
+    for mine, other in zip(made[0][0], made[1][0], strict=True):
+        assert torch.equal(torch.as_tensor(mine), torch.as_tensor(other))
 
 
 @pytest.mark.parametrize("name", ["user", "year", "genres", HISTORY])
@@ -496,6 +564,65 @@ def test_a_model_that_reads_the_single_values_of_a_list_is_recognised(
             found.append(why_not_padded(training.shard(maker), batches))
     assert found[0] is None
     assert "genres" in str(found[1])
+
+
+class ReadsValuesInTraining(rs.TwoTower):
+    """A model that reads the single rows of a list while it trains, and has state of its own."""
+
+    reads = False
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.normed = torch.nn.Sequential(torch.nn.BatchNorm1d(8), torch.nn.Dropout())
+
+    def forward(self, rows: Any, batch: Any) -> torch.Tensor:
+        self.normed(torch.rand(5, 8))
+        if self.reads and self.training:
+            rows.jagged("genres")
+        return super().forward(rows, batch)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_model_is_also_tried_as_it_trains_and_stays_as_it_was(
+    data: tuple[Config, Data], context: RuntimeContext, monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    monkeypatch.setattr(ReadsValuesInTraining, "reads", reads)
+    batches = DeviceBatches(data[1].loader.dataset, CPU)
+    with Training(data[1], data[0], context) as training:
+        model = training.shard(
+            lambda told, args: ReadsValuesInTraining(told.features, args.embedding_dim, ())
+        )
+        # Modes that a script chose.
+        model.head.normed[1].eval()
+
+        def state() -> Any:
+            buffers = {name: (id(held), held.tolist()) for name, held in model.head.named_buffers()}
+            return buffers, [part.training for part in model.model.modules()], torch.get_rng_state().tolist()
+
+        before = state()
+        reason = why_not_padded(model, batches)
+        assert state() == before
+    assert ("genres" in str(reason)) == reads
+    assert (reason is None) != reads
+
+
+@pytest.mark.parametrize("name", ["DeviceBatches", "why_not_padded"])
+def test_batches_are_made_on_the_host_if_the_device_has_no_memory_for_columns(
+    data: tuple[Config, Data], context: RuntimeContext, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(steps, "why_on_host", lambda *arguments: None)
+    monkeypatch.setattr(steps, "free_bytes", lambda device: 2**40)
+    monkeypatch.setattr(steps, name, fail)
+    with Training(data[1], data[0], context) as training:
+        training.shard(make_model)
+        assert training.feed.on_device is None
+        assert "no memory" in training.feed.why_on_host
+    config = data[0].replaced(data_device="cuda")
+    with Training(data[1], config, context) as training, pytest.raises(UserError, match="no memory"):
+        training.shard(make_model)
 
 
 def test_a_model_of_sequences_that_is_no_known_one_is_recognised(

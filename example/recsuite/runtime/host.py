@@ -111,10 +111,15 @@ def limited_spinning() -> Iterator[None]:
     has_team, end = threading.Event(), threading.Event()
 
     def run() -> None:
+        # torchrun sets OMP_NUM_THREADS=1, with which there would be no team.
+        before = torch.get_num_threads()
+        torch.set_num_threads(max(before, 2))
         try:
             # Large enough for a team.
             torch.zeros(2**20).add_(1)
         finally:
+            # torch begins other threads with the last number that was set.
+            torch.set_num_threads(before)
             has_team.set()
         end.wait()
 
@@ -387,7 +392,9 @@ def _mend(wheels: list[str], everything: bool = False) -> str:
         steps.append(f"{install}-r {shlex.quote(str(requirements))}")
     if not everything or stack in STACKS.keys() - {PINNED}:
         torch, torchrec, fbgemm = STACKS.get(stack, STACKS[PINNED])
-        steps.append(f"{install}torch=={torch} torchrec=={torchrec} {wheel}=={fbgemm}")
+        # As in the list: pip would prefer the CPU build of an index that has both.
+        other = f" 'torch!={torch}+cpu'" if cuda else ""
+        steps.append(f"{install}torch=={torch}{other} torchrec=={torchrec} {wheel}=={fbgemm}")
     return " && ".join(steps)
 
 

@@ -422,13 +422,15 @@ def choose_device(launch: Launch) -> torch.device:
     """
     import torch
 
+    # Refuses a wrong value also where no GPU is shared.
+    backend = _sharing_backend()
     if not torch.cuda.is_available():
         return torch.device("cpu")
     _check_kernels()
     num_devices = torch.cuda.device_count()
     if launch.local_world_size > num_devices:
         # TorchRec places tables by the rank, which is the local one on one machine alone.
-        if launch.spans_machines or not _sharing_backend():
+        if launch.spans_machines or not backend:
             raise UserError(
                 f"{launch.local_world_size} processes on a machine with {counted(num_devices, 'GPU')}; give "
                 f"torchrun --nproc_per_node {num_devices}, or set CUDA_VISIBLE_DEVICES to nothing to train "
@@ -454,7 +456,7 @@ def num_local_devices(context: RuntimeContext) -> int:
     import torch
 
     ranks = context.local_world_size
-    may_share = context.device.type == "cuda" and _sharing_backend()
+    may_share = _sharing_backend() and context.device.type == "cuda"
     return min(ranks, torch.cuda.device_count()) if may_share else ranks
 
 

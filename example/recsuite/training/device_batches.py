@@ -47,7 +47,7 @@ from recsuite.models.sequences import SequenceHead
 from recsuite.sharding.recommender import ModelInput
 from recsuite.sharding.torchrec_tables import CheckedFeatures
 from recsuite.time_buckets import NUM_TIME_BUCKETS
-from recsuite.training.device_negatives import BYTES_OF_PLACE, DeviceNegatives, marks_seen
+from recsuite.training.device_negatives import BYTES_OF_PLACE, BYTES_OF_SORTING, DeviceNegatives, marks_seen
 from recsuite.training.device_order import DeviceOrder, ReadInputs, spread
 from recsuite.training.device_shuffles import shuffled
 from recsuite.training.state import ShardedModel
@@ -55,7 +55,9 @@ from recsuite.training.state import ShardedModel
 # Events whose order is computed at once. Their positions take 256 MiB, and the computation some times that.
 EVENTS_AT_ONCE = 2**26
 SHUFFLED_AT_ONCE = RECORDS_AT_ONCE = 2**22
-# Share of the device's free memory that columns may take.
+# Bytes of an event while its order is computed: eight numbers of 64 bits.
+BYTES_OF_SHUFFLING = 8 * 8
+# Share of the device's free memory that columns and the order of passes may take.
 MOST_OF_MEMORY = 0.5
 # Slots for each value of a list, on average, above which padding costs more than it is worth.
 MOST_SLOTS = 10
@@ -215,6 +217,9 @@ class DeviceBatches:
         has_histories = any(table.name == HISTORY for table in tables)
         self.negatives = DeviceNegatives(dataset, device)
         self.events = Records(_event_parts(dataset, has_histories or self.negatives.marks_seen), device)
+        if f"{HISTORY}_last" in self.events.fields:
+            # The columns have the end, which is one behind the last.
+            self.events.column(f"{HISTORY}_last").sub_(1)
         names = [table.name for table in tables]
         self.entities: list[Records] = []
         # Of features with lists: entity, values and slots.
@@ -229,8 +234,7 @@ class DeviceBatches:
                 values = column(f"{table.name}_values")
                 parts[table.name] = _list_parts(record["lists"][:, place], len(values))
                 # Behind the values is that of empty lists.
-                held = torch.from_numpy(np.append(values, np.int32(UNKNOWN_ROW))).to(device)
-                self.lists[table.name] = entity, held, table.longest
+                self.lists[table.name] = entity, _copied(values, UNKNOWN_ROW, device), table.longest
             self.entities.append(Records(parts, device))
         singles = [records.fields["features"][1] for records in (*self.entities, self.events)]
         self.num_single, self.first_of_event, self.num_of_users = sum(singles), sum(singles[:-1]), singles[0]
@@ -248,12 +252,12 @@ class DeviceBatches:
         for prefix in _prefixes(dataset):
             records, offsets = column(f"{prefix}{HISTORY}"), column(f"{prefix}{HISTORY}_offsets")
             # Behind the items is one of empty histories; behind the users one of padding.
-            items = np.concatenate([records, np.zeros((1, 2), np.int32)])
+            items = _copied(records, 0, device)
             begins = np.zeros(len(self.entities[0].values), np.int32)
             begins[: len(offsets) - 1] = offsets[:-1]
-            self.histories[prefix] = torch.from_numpy(items).to(device), torch.from_numpy(begins).to(device)
+            self.histories[prefix] = items, torch.from_numpy(begins).to(device)
         for name in _time_columns(dataset):
-            self.times[name] = torch.from_numpy(np.append(column(name), np.int64(0))).to(device)
+            self.times[name] = _copied(column(name), 0, device)
         # Seconds at which the time buckets after the first begin.
         self.bounds = (1 << torch.arange(1, NUM_TIME_BUCKETS, device=device)) - 1
         if dataset.model.reads_order:
@@ -586,7 +590,7 @@ def _event_parts(dataset: EventBatches, has_ends: bool) -> dict[str, tuple[np.nd
     for name in rows.dtype.names or ():
         if name == f"{HISTORY}_end":
             if has_ends:
-                parts[f"{HISTORY}_last"] = rows[name] - np.int32(1), -1
+                parts[f"{HISTORY}_last"] = rows[name], 0
         elif name != "lists":
             parts[name] = rows[name], last.get(name, 0)
     return parts
@@ -605,18 +609,34 @@ def _list_parts(lists: np.ndarray, number: int) -> tuple[np.ndarray, Any]:
 def why_not_padded(model: ShardedModel, batches: DeviceBatches) -> str | None:
     """Return the reason why a model cannot take lists with unused slots, or None.
 
-    Collective: every rank. It predicts one batch.
+    Collective: every rank. Calls the model with one batch, as it predicts and as it trains. Its modes and
+    buffers, and torch's random numbers, are the same afterwards.
     """
     if batches.order is not None and not isinstance(model.head, SequenceHead):
         return "the model reads the order and is no SequenceHead"
+    recommender = model.model.module.recommender
+    modes = [(module, module.training) for module in model.model.modules()]
+    buffers = [(module._buffers, dict(module._buffers)) for module in model.head.modules()]
+    devices = [batches.device] if batches.device.type == "cuda" else []
     model.model.eval()
     try:
-        for batch in itertools.islice(batches.batches("train", 0), 1):
-            model.model(batch)
+        for held, before in buffers:
+            held.update({name: value if value is None else value.clone() for name, value in before.items()})
+        with torch.random.fork_rng(devices):
+            for batch in itertools.islice(batches.batches("train", 0), 1):
+                looked_up = [tables(batch.features) for tables in recommender.embeddings]
+                recommender.compute(looked_up, batch)
+                # The model alone: in training the tables note which rows change.
+                model.head.train()
+                with torch.enable_grad():
+                    recommender.compute(looked_up, batch)
     except PaddedListError as error:
         return f"the model reads the single values of the list {error.name}"
-    except torch.OutOfMemoryError:
-        return "the GPU has no memory for lists of one length"
+    finally:
+        for held, before in buffers:
+            held.update(before)
+        for module, mode in modes:
+            module.training = mode
     return None
 
 
@@ -626,9 +646,26 @@ def _mean_length(dataset: EventBatches, table: Table) -> float:
     if table.name != HISTORY:
         lists = column(f"{dataset.schema.name_of(table.feature.entity)}_features")
         return len(column(f"{table.name}_values")) / max(1, len(lists))
-    events = column("rows")[: len(dataset.ranges["train"])]
-    lengths = events[f"{HISTORY}_end"] - column(f"{HISTORY}_offsets").take(events[USER])
-    return float(np.minimum(lengths, table.longest).mean()) if len(lengths) else 0.0
+    events, total = column("rows")[: len(dataset.ranges["train"])], 0
+    for part in _parts_of(events):
+        lengths = part[f"{HISTORY}_end"] - column(f"{HISTORY}_offsets").take(part[USER])
+        total += int(np.minimum(lengths, table.longest).sum())
+    return total / max(1, len(events))
+
+
+def _parts_of(values: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield a column in parts, at least one: it may be larger than the memory of the host."""
+    for first in range(0, max(1, len(values)), RECORDS_AT_ONCE):
+        yield values[first : first + RECORDS_AT_ONCE]
+
+
+def _copied(values: np.ndarray, last: int, device: torch.device) -> torch.Tensor:
+    """Return a column on the device, with one value behind it."""
+    dtype = torch.from_numpy(np.empty(0, values.dtype)).dtype
+    held = torch.full((len(values) + 1, *values.shape[1:]), last, dtype=dtype, device=device)
+    for target, part in zip(held[:-1].split(RECORDS_AT_ONCE), _parts_of(values), strict=True):
+        target.copy_(torch.from_numpy(part.copy()))
+    return held
 
 
 def _is_long(dataset: EventBatches, table: Table) -> bool:
@@ -650,8 +687,8 @@ def _budget_of(dataset: EventBatches, table: Table, num_drawn: int) -> int:
     mean = variance = 0.0
     drawn = dataset.features.trained_items() if num_drawn and entity == ITEM else np.zeros(1, np.int32)
     for number, owners in ((dataset.local_batch_size, rows[entity]), (num_drawn, drawn)):
-        # How often each owner occurs: the events may be more than fit into memory.
-        shares = np.bincount(owners, minlength=len(counts)) / max(1, len(owners))
+        occurring = sum(np.bincount(part, minlength=len(counts)) for part in _parts_of(owners))
+        shares = occurring / max(1, len(owners))
         one = float(shares @ counts)
         mean, variance = mean + number * one, variance + number * float(shares @ (counts - one) ** 2)
     most = (dataset.local_batch_size + num_drawn) * table.longest
@@ -718,7 +755,7 @@ def why_not_on_device(dataset: EventBatches, config: Config, free_bytes: int) ->
 
     free_bytes: of the device's memory, after the tables.
     """
-    model, features = config.model, dataset.features
+    model = config.model
     if (reason := _why_not_by_flags(config, dataset.world_size)) is not None:
         return reason
     if any(table.feature.is_dynamic for table in dataset.tables):
@@ -726,9 +763,41 @@ def why_not_on_device(dataset: EventBatches, config: Config, free_bytes: int) ->
     for table in dataset.tables:
         if table.name == HISTORY and not model.reads_order and _is_long(dataset, table):
             return f"a history has up to {table.longest} items, and less than a tenth of it on average"
-    needed = sum(features.column(name).nbytes for name in _column_names(dataset))
-    if marks_seen(dataset):
-        needed += BYTES_OF_PLACE * len(features.column("seen"))
+    needed = bytes_needed(dataset)
     if needed > MOST_OF_MEMORY * free_bytes:
-        return f"columns of {needed / 1e6:,.0f} MB need more than half of the {free_bytes / 1e6:,.0f} MB left"
+        return (
+            f"columns and the order of a pass need {needed / 1e6:,.0f} MB, more than half of the "
+            f"{free_bytes / 1e6:,.0f} MB left"
+        )
     return None
+
+
+def bytes_needed(dataset: EventBatches) -> int:
+    """Return the most bytes that columns, their sorting, and the order of passes take on the device."""
+    column = dataset.features.column
+    held, sorting = sum(column(name).nbytes for name in _column_names(dataset)), 0
+    if marks_seen(dataset):
+        held += BYTES_OF_PLACE * len(column("seen"))
+        # Before other columns are copied. A user has a begin and a number.
+        sorting = BYTES_OF_SORTING * len(column("seen")) + 16 * len(column(f"{HISTORY}_offsets"))
+    return max(sorting, held + _bytes_of_order(dataset))
+
+
+def _bytes_of_order(dataset: EventBatches) -> int:
+    """Return the most bytes of the positions, turns and drawn items of passes."""
+    column, size = dataset.features.column, dataset.batch_size
+    drawn = dataset.model.num_negatives(dataset.num_items)
+    longest_pass = max(len(dataset.positions_of(split)) for split in dataset.ranges)
+    steps = min(-(-longest_pass // size), max(1, EVENTS_AT_ONCE // (size + drawn)))
+    # Those of the last step, of a pass or a part of it, are held while the next ones are computed.
+    needed = 2 * 4 * steps * (size * (3 if dataset.model.reads_order else 1) + drawn)
+    # The order of a part is computed, and then its lists are counted, with the records of events and owners.
+    records = [column(name).itemsize for name in _column_names(dataset)[: 1 + len(ENTITIES)]]
+    of_slot = max(BYTES_OF_SHUFFLING, records[0] + max(records[1:]) + 16)
+    needed += of_slot * min(steps * (size + drawn), SHUFFLED_AT_ONCE)
+    if dataset.model.reads_order:
+        offsets = column(f"{HISTORY}_offsets")
+        # Begin and end of the pieces of a pass, those of the pass before, and the ends once more.
+        pieces = min(int(offsets[-1]), 2 * len(offsets) + int(offsets[-1]) // dataset.features.longest)
+        needed += 5 * 8 * pieces
+    return needed

@@ -25,8 +25,9 @@ from recsuite.training.device_shuffles import permuted
 # Items that are drawn at once, and pairs of an event and a candidate that are searched at once: each takes
 # some numbers of 64 bits.
 DRAWN_AT_ONCE, PAIRS_AT_ONCE = 2**22, 2**24
-# Bytes of a place in the histories: its user and item, and the place.
-BYTES_OF_PLACE = 8 + 4
+# Bytes of a place in the histories: its user and item, and the place. While they are sorted there are less
+# than eight numbers of 64 bits: two before, two of the result, and on a GPU a little above three of torch.
+BYTES_OF_PLACE, BYTES_OF_SORTING = 8 + 4, 8 * 8
 
 
 class DeviceNegatives:
@@ -53,13 +54,16 @@ class DeviceNegatives:
     def _find_places(self) -> None:
         """Sort the items of all histories: the number of each pair with the user, and the place."""
         column = self.dataset.features.column
-        seen = torch.from_numpy(column("seen").astype(np.int64)).to(self.device)
+        seen = torch.from_numpy(column("seen").copy()).to(self.device)
         offsets = torch.from_numpy(column(f"{HISTORY}_offsets").astype(np.int64)).to(self.device)
         users = torch.arange(len(offsets) - 1, device=self.device)
         pairs = users.repeat_interleave(offsets.diff(), output_size=len(seen)) * self.stride + seen
         # Below 0 are events of the context, which do not count.
         places = (seen >= 0).nonzero().squeeze(1)
-        pairs, order = pairs.index_select(0, places).sort(stable=True)
+        # Leaves their memory to the sort.
+        del seen, offsets, users
+        pairs = pairs.index_select(0, places)
+        pairs, order = pairs.sort(stable=True)
         # Behind all, so that each search finds a place.
         end = [torch.full((1,), torch.iinfo(dtype).max, dtype=dtype) for dtype in (torch.int64, torch.int32)]
         self.pairs = torch.cat([pairs, end[0].to(self.device)])

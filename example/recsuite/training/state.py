@@ -39,8 +39,9 @@ from recsuite.training.progress import Progress
 
 # A stream has no passes: its tables decay by --weight_decay over so many events.
 EVENTS_OF_DECAY = 1_000_000
-# Offsets of the GPU's generator that a step has for itself, a multiple of 4.
-OFFSETS_OF_STEP = 1024
+# Offsets of the GPU's generator that a step has for itself, a multiple of 4. If the draws of a step took more
+# of them, the next step would repeat some; no step has so many. An offset has 64 bits, for 2^40 steps.
+OFFSETS_OF_STEP = 2**24
 # The parts of the combined optimizer, in their order.
 PARAMETER_GROUPS = ("tables", "dense")
 

@@ -170,8 +170,13 @@ def place_batches(
         reason = why_not_on_device(dataset, config, free_bytes(device))
     if reason is None:
         tables = [module for module in model.model.modules() if isinstance(module, OneRankTables)]
-        batches = DeviceBatches(dataset, device, [name for module in tables for name in module.feature_names])
-        reason = why_not_padded(model, batches)
+        names = [name for module in tables for name in module.feature_names]
+        # There is one rank, see `why_on_host`, so that no other waits for what this one decides.
+        try:
+            batches = DeviceBatches(dataset, device, names)
+            reason = why_not_padded(model, batches)
+        except torch.OutOfMemoryError:
+            reason = "the GPU has no memory for the columns and lists of one length"
     inputs.why_on_host = reason or ""
     if reason is None:
         inputs.on_device = batches
