@@ -41,7 +41,7 @@ def main() -> None:
     """Train and show, and write if that is asked for."""
     parser = make_parser(__doc__)
     parser.add_argument("--real", type=Path, help="folder that holds ml-latest-small")
-    parser.add_argument("--ratings", type=int, default=1_000_000, help="synthetic ones (default: 1000000)")
+    parser.add_argument("--ratings", type=int, default=200_000, help="synthetic ones (default: 200000)")
     parser.add_argument("--multiples", type=comma_separated(int), default=[1, 4, 16, 64], help="1,4,16,64")
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each case (default: 3)")
     finish("batches", parser.parse_args(), measure, None, render, PAGE)

@@ -378,6 +378,24 @@ def test_the_batch_depends_on_the_events_and_not_on_the_processes(
     assert recorded.with_global_batch(1, 5) == recorded
 
 
+@pytest.mark.parametrize(
+    ("flags", "num_events", "batch_size"),
+    [
+        ({"batch_size": 2048}, 50 * 2048, 2048),
+        # With fewer than 50 steps an epoch the batch that would have 50, if that is not below the least one.
+        ({"batch_size": 2048}, 50 * 2048 - 1, 2047),
+        ({"batch_size": 65_536}, 150_000, 3000),
+        ({"batch_size": 2048}, 100, 64),
+        ({"batch_size": 2048, "stream": True}, 100, 2048),
+        ({"batch_size": 2048}, 0, 2048),
+    ],
+)
+def test_the_rate_grows_with_the_batch_up_to_a_fiftieth_of_an_epoch(
+    flags: dict[str, Any], num_events: int, batch_size: int
+) -> None:
+    assert Config.of(**flags).rated_batch(num_events) == batch_size
+
+
 def test_a_batch_of_one_process_is_multiplied_by_the_processes() -> None:
     recorded = Config.of(local_batch_size=100).with_global_batch(10_000, 3)
     assert (recorded.loader.batch_size, recorded.loader.local_batch_size) == (300, 0)

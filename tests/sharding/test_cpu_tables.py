@@ -202,9 +202,9 @@ def test_the_gradient_of_a_padded_list_is_written_where_those_of_all_features_ar
 
 def test_rows_that_fbgemm_returns_as_zeros_on_a_gpu_are_refused_there(context: RuntimeContext) -> None:
     on_gpu = dataclasses.replace(context, device=torch.device("cuda"))
-    make_sharder(RowWiseAdagrad(0.04), Config.of(batch_size=1024), {}, on_gpu, 1024)
+    make_sharder(RowWiseAdagrad(0.04), Config(), {}, on_gpu, 1024, 0.04)
     with pytest.raises(UserError, match=r"embedding_dim of 1028 is too large for a GPU, .* at most 1,024"):
-        make_sharder(RowWiseAdagrad(0.04), Config.of(batch_size=1024), {}, on_gpu, 1028)
+        make_sharder(RowWiseAdagrad(0.04), Config(), {}, on_gpu, 1028, 0.04)
 
 
 FBGEMMS = "rs.SGD, rs.Adagrad, rs.RowWiseAdagrad"

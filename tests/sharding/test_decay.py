@@ -53,10 +53,12 @@ class Rows:
 class Reference:
     """The same training as textbooks have it: whole tables, of which every step shrinks every row."""
 
-    def __init__(self, model: Any, tables: dict[str, torch.Tensor], config: Config, rule: TableRule) -> None:
+    def __init__(
+        self, model: Any, tables: dict[str, torch.Tensor], config: Config, rule: TableRule, rate: float
+    ) -> None:
         self.model = model
         self.tables = {name: table.clone().requires_grad_() for name, table in tables.items()}
-        self.rule = rule
+        self.rate = rate
         self.optimizers = {name: oracle_of(rule, table) for name, table in self.tables.items()}
         self.seen = {name: torch.zeros(len(table), dtype=torch.bool) for name, table in tables.items()}
         self.dense = torch.optim.AdamW(
@@ -86,7 +88,7 @@ class Reference:
                 # As a sparse gradient: what no event of the batch has is not looked at.
                 table.grad = torch.sparse_coo_tensor(rows[None], table.grad[rows], table.size())
                 optimizer = self.optimizers[name]
-                optimizer.param_groups[0]["lr"] = left * self.rule.rate(int(self.config.loader.batch_size))
+                optimizer.param_groups[0]["lr"] = left * self.rate
                 optimizer.step()
                 table *= math.exp(-self.config.optimizer.weight_decay * left * share)
                 table.grad = None
@@ -136,7 +138,7 @@ def rows_of(train_state: ShardedModel) -> dict[str, torch.Tensor]:
     }
 
 
-RULES = RowWiseAdagrad(0.04), Adagrad(0.04), Adam(0.01, eps=1e-12), RowWiseAdam(0.01), SGD(8.0)
+RULES = RowWiseAdagrad(0.04), Adagrad(0.04), Adam(0.01, eps=1e-12), RowWiseAdam(0.01), SGD(16.0)
 CASES = [
     *((rule, make_model, "vectorised") for rule in RULES[:1]),
     *((rule, several_widths, "vectorised") for rule in RULES),
@@ -167,7 +169,7 @@ def test_every_row_learns_and_decays_as_if_each_step_had_shrunk_the_whole_table(
         # The only row that no training rating looks up; it begins with zeros otherwise.
         embedding_tables(train_state.model)["movie"].export()["weight"][UNKNOWN_ROW] = 1.0
         before = rows_of(train_state)
-        reference = Reference(model, before, config, rule)
+        reference = Reference(model, before, config, rule, rule.rate(config.rated_batch(columns.num_train)))
         with open_data(config, context) as data:
             feed = BatchFeed(data.loader)
             position, num_train = Progress(), columns.num_train

@@ -134,6 +134,20 @@ class Config:
         # The largest power of two up to it.
         return 1 << (wanted.bit_length() - 1)
 
+    def rated_batch(self, num_events: int) -> int:
+        """Return the batch that gives the tables their rate: --batch_size, and on few events a smaller one.
+
+        In a step each row moves as if the others stayed. So with few large steps an epoch, and a rate that grows
+        with the batch, predictions go too far: of 150,000 ratings in five steps, to an RMSE of 7.6.
+
+        Args:
+            num_events: As for `global_batch`.
+        """
+        batch = int(self.loader.batch_size)
+        if self.stream.stream or not num_events:
+            return batch
+        return min(batch, max(LEAST_BATCH, num_events // STEPS_OF_AN_EPOCH))
+
     def with_global_batch(self, num_events: int, world_size: int) -> Config:
         """Return this configuration with `global_batch` as --batch_size: the one to record.
 

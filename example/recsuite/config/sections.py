@@ -625,8 +625,8 @@ class OptimizerConfig(Section):
     lr: float = flag(
         0.04,
         "Learning rate of the embedding tables (row-wise Adagrad) for a global batch of 4,096 ratings; for "
-        "another size, of at least 512, it is multiplied by the square root of the ratio. It falls linearly "
-        "to zero over the run.",
+        "another size, from 512 to a fiftieth of the training events, it is multiplied by the square root of "
+        "the ratio. It falls linearly to zero over the run.",
     )
     dense_lr: float = flag(0.001, "Learning rate of the dense part (AdamW), falling like --lr.")
     weight_decay: float = flag(

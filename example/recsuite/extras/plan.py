@@ -325,8 +325,7 @@ def given_tables(lines: Sequence[str], config: Config, rule: TableRule) -> Maker
 
     def make(cluster: Cluster, widest: int) -> PlannedTables:
         cut = {name: min(width, widest) for name, width in widths.items()}
-        of_cluster = config.with_global_batch(0, cluster.context.world_size)
-        sharder = make_sharder(rule, of_cluster, {}, cluster.context, max(cut.values()))
+        sharder = make_sharder(rule, config, {}, cluster.context, max(cut.values()), rule.lr)
         weight_bytes = config.tables.weight_bytes
         sizes = {name: bytes_of_row(rule, width, weight_bytes) for name, width in cut.items()}
         batch_size = local_batch(config, 0, cluster.context.world_size)

@@ -143,7 +143,8 @@ def unsharded(
     }
     model = make_model(columns, config, head, num_rows, loss)
     storage = make_storage(config.tables, num_rows, widths, specs, tables, context)
-    sharder = make_sharder(tables, config, specs, context, max(widths.values()), storage)
+    rate = tables.rate(config.rated_batch(columns.num_train))
+    sharder = make_sharder(tables, config, specs, context, max(widths.values()), rate, storage)
     return model, sharder, num_rows, specs
 
 
@@ -235,11 +236,12 @@ def make_sharder(
     specs: Mapping[str, DynamicSpec],
     context: RuntimeContext,
     width: int,
+    rate: float,
     storage: DiskStorage | None = None,
 ) -> EmbeddingCollectionSharder:
     """Return the sharder of the tables, with their optimizer in the backward; on a CPU --cpu_tables chooses.
 
-    width: of the widest table; storage: of tables on a disk.
+    width: of the widest table; rate: of the rows, before the schedule; storage: of tables on a disk.
 
     Raises:
         UserError: on a GPU, for rows that are wider than FBGEMM reads there; see also `check_tables` and
@@ -249,7 +251,6 @@ def make_sharder(
     is_ours = is_cpu and cpu_tables == "vectorised"
     check_tables(config, context.device, bool(specs))
     check_rule(rule, cpu_tables if is_cpu else "gpu", bool(specs))
-    rate = rule.rate(int(config.loader.batch_size))
     fused_params = {"optimizer": rule.fbgemm, "learning_rate": rate, **rule.options()}
     # A row out of range is a bug in this library: it must end the run, and not become row 0.
     fused_params["bounds_check_mode"] = BoundsCheckMode.FATAL

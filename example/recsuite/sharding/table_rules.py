@@ -73,7 +73,7 @@ class TableRule:
         It grows with the root of the batch, and is constant below 512 events.
 
         Args:
-            global_batch: Events in a step of all ranks.
+            global_batch: Events in a step of all ranks, at most a fiftieth of an epoch's.
 
         Returns:
             The rate.
