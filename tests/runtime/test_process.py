@@ -96,13 +96,15 @@ def test_a_script_that_has_imported_torch_gets_a_second_team_of_threads() -> Non
         "from recsuite.runtime.host import limited_spinning\n"
         # It starts a thread for other things.
         "torch.set_num_threads(torch.get_num_threads())\n"
+        # Of a rank of several, which has fewer threads than there are cores.
+        "os.sched_getaffinity = lambda process: range(40)\n"
         "number = lambda: len(os.listdir('/proc/self/task'))\n"
         "before = number(), torch.get_num_threads()\n"
         "with limited_spinning():\n"
         "    print(number() - before[0], torch.get_num_threads() - before[1])\n"
     )
     # As torchrun sets it.
-    assert succeeded(python("-c", check, env={"OMP_NUM_THREADS": "1"})) == "2 0\n"
+    assert succeeded(python("-c", check, env={"OMP_NUM_THREADS": "1"})) == "40 0\n"
 
 
 @pytest.mark.parametrize(

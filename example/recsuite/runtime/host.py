@@ -101,22 +101,25 @@ def limited_spinning() -> Iterator[None]:
     """Have threads wait as with `limit_spinning`, if torch was imported before that could be read.
 
     GNU's OpenMP spins briefly while a process has more threads than cores. This adds one thread, with a team
-    of its own, which sleeps until the block ends.
+    of its own of as many as there are cores, which sleeps until the block ends: a rank may have few threads.
     """
     import torch
 
     if {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & {*os.environ}:
         yield
         return
+    # GNU's OpenMP counts these, and not those of a quota.
+    num_cores = len(os.sched_getaffinity(0))
     has_team, end = threading.Event(), threading.Event()
 
     def run() -> None:
-        # torchrun sets OMP_NUM_THREADS=1, with which there would be no team.
         before = torch.get_num_threads()
-        torch.set_num_threads(max(before, 2))
+        # The first call makes other threads of torch, as many as it is given.
+        for number in (before, num_cores):
+            torch.set_num_threads(number)
         try:
-            # Large enough for a team.
-            torch.zeros(2**20).add_(1)
+            # torch gives each thread 2^15 numbers at least.
+            torch.zeros(num_cores * 2**15).add_(1)
         finally:
             # torch begins other threads with the last number that was set.
             torch.set_num_threads(before)
