@@ -161,15 +161,37 @@ class ThreeOutputs(nn.Module):
         return torch.cat([output[:, :2].sigmoid(), output[:, 2:]], dim=1)
 
 
+class OfVectors(rs.TwoSided):
+    """The same of vectors of users and items."""
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+        self.all = ThreeOutputs()
+        self.predictions = self.all.predictions
+
+    def user_vectors(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
+        return rows["user"]
+
+    def item_vectors(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
+        return rows["item"]
+
+    def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.all({"item": items}, None)
+        return outputs
+
+
 class FirstLoss(nn.Module):
     def forward(self, output: torch.Tensor, batch: rs.ModelInput) -> torch.Tensor:
         return (batch.all_weights * output.square()).mean()
 
 
-def test_each_label_is_measured_on_the_events_that_have_it(config: Config, context: RuntimeContext) -> None:
+@pytest.mark.parametrize("maker", [ThreeOutputs, OfVectors])
+def test_each_label_is_measured_on_the_events_that_have_it(
+    config: Config, context: RuntimeContext, maker: Any
+) -> None:
     with open_data(config, context) as data, Training(data, config, context) as training:
         shapes = {"labels": lambda predictions, labels: float(predictions.shape[1] + labels.shape[1])}
-        model = training.shard(ThreeOutputs, loss=FirstLoss(), metrics=shapes)
+        model = training.shard(maker, loss=FirstLoss(), metrics=shapes)
         evaluator: Any = make_evaluator(BatchFeed(data.loader), data.columns, config, context)
         predictions = evaluator.predict(model.model, "test", 0)
         found = evaluator.test(model.model, 0)

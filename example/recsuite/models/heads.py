@@ -130,8 +130,12 @@ class TwoSided(nn.Module):
         Returns:
             float32 [B].
         """
-        scores = self.score_pairs(self.user_vectors(rows, batch), self.item_vectors(rows, batch))
-        require_shape(scores, 1, "score_pairs must return one number for each pair", "add .sum(dim=1)")
+        users, items = self.user_vectors(rows, batch), self.item_vectors(rows, batch)
+        scores = self.score_pairs(users, items)
+        # A model of L labels has [B, L]. Of the width of the vectors it is a product without its sum.
+        is_matrix = isinstance(scores, torch.Tensor) and scores.dim() == 2
+        if not is_matrix or scores.shape == users.shape:
+            require_shape(scores, 1, "score_pairs must return one number for each pair", "add .sum(dim=1)")
         return scores
 
 
