@@ -441,7 +441,7 @@ set_environment() {
   # The CPU wheel of fbgemm has no kernels for a GPU that torch may see.
   if [[ "$variant" != cpu ]]; then return; fi
   export CUDA_VISIBLE_DEVICES=""
-  ((gpus == 0)) || say "VARIANT=cpu trains on the CPU; GPUs on this machine that are not used: $gpus"
+  ((gpus == 0)) || say "VARIANT=cpu uses the CPU alone; GPUs on this machine that are not used: $gpus"
 }
 
 # Threads that wait for each other would spin, and beside another program a step would take 20 times as long.

@@ -132,8 +132,9 @@ class SGD(TableRule):
     """Plain gradient descent, without state, as `torch.optim.SGD` without momentum.
 
     Args:
-        lr: Learning rate for a global batch of 4,096 events, and in proportion for another batch: the loss is
-            a mean, so twice the batch halves the number of steps and does not change the gradients.
+        lr: Learning rate for a global batch of 4,096 events, and in proportion for another batch, up to a
+            fiftieth of an epoch's events: the loss is a mean, so twice the batch halves the number of steps
+            and does not change the gradients.
 
     Example:
         model = training.shard(make_model, loss=MyLoss(), tables=rs.SGD(lr=1.0))
