@@ -137,8 +137,8 @@ class Config:
     def rated_batch(self, num_events: int) -> int:
         """Return the batch that gives the tables their rate: --batch_size, and on few events a smaller one.
 
-        In a step each row moves as if the others stayed. So with few large steps an epoch, and a rate that grows
-        with the batch, predictions go too far: of 150,000 ratings in five steps, to an RMSE of 7.6.
+        In a step each row moves as if the others stayed. So with few large steps an epoch, and a rate that
+        grows with the batch, predictions go too far: of 150,000 ratings in five steps, to an RMSE of 7.6.
 
         Args:
             num_events: As for `global_batch`.
