@@ -22,6 +22,7 @@ from recsuite.config.config import Config
 from recsuite.errors import UserError
 from recsuite.extras.retrain import (
     FINAL,
+    LOCK,
     PROMOTED,
     VERDICT,
     begin,
@@ -30,6 +31,7 @@ from recsuite.extras.retrain import (
     parse,
     promoted_in,
 )
+from recsuite.files import held
 from recsuite.serving.served import Follower, ServedModel
 from tests.support.launch import EXAMPLE, python, read_json, started, succeeded, torchrun
 from tests.support.weeks import SCHEMA, SMALL, retrain, shop, write_weeks
@@ -134,6 +136,9 @@ def test_what_fails_or_is_killed_leaves_the_promoted_model(weeks: Path) -> None:
         while names_of_processes(str(models)) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert names_of_processes(str(models)) == []
+    # The system takes a moment to end a process that has no name any more, and holds its lock until then.
+    with held(models / LOCK, "the killed retrain still runs", deadline=60):
+        pass
     assert promoted(weeks) == "run-000001"
     ServedModel.open(models / PROMOTED, model=make_model)
     output = succeeded(retrain(weeks / "shop", models))

@@ -87,7 +87,7 @@ def train_widths(config: Config, context: RuntimeContext) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for ids in ("fixed", "dynamic"):
-        of_ids = config.replaced(epochs=1, vocabulary=ids, pipeline="sparse_dist")
+        of_ids = config.replaced(epochs=1, lr=0.1, vocabulary=ids, pipeline="sparse_dist")
         columns = once_per_node(context, partial(open_columns, of_ids), deadline=60)[context.rank]
         found[ids] = {}
         for tables in ("vectorised", "torchrec"):
