@@ -155,8 +155,10 @@ def free_port() -> int:
     """A port that nobody listens on, below those that the system gives to whoever asks for any: one of a
     training beside this test would take the launcher that comes to it for a rank.
     """
+    # Trainings in a test seed Python's generator, and the tests beside it would draw the same ports.
+    draw = random.SystemRandom()
     while True:
-        port = random.randrange(20_000, 30_000)
+        port = draw.randrange(20_000, 30_000)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
 
@@ -177,11 +179,13 @@ def is_alive(pid: int) -> bool:
 def wait_for(process: subprocess.Popen[str], text: str, number: int = 1) -> None:
     """Read what a process prints until a text has come in so many lines."""
     assert process.stdout is not None
+    lines = []
     for line in process.stdout:
+        lines.append(line)
         number -= text in line
         if number == 0:
             return
-    raise AssertionError(f"no {text!r} in the output; {process.stderr and process.stderr.read()}")
+    raise AssertionError(f"no {text!r} in {''.join(lines)}; {process.stderr and process.stderr.read()}")
 
 
 def launched(*arguments: object) -> list[str]:
