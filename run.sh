@@ -131,7 +131,7 @@ read_stack() {
     2.14) torch=2.14.1 torchrec=1.9.2 fbgemm=1.9.0 ;;
     *) fail 2 "STACK=$STACK is not known; give 2.11, 2.13 or 2.14" ;;
   esac
-  pins="s/^torch==.*/torch==$torch/; s/^torch!=.*/torch!=$torch+cpu/; s/^torchrec==.*/torchrec==$torchrec/; s/^(fbgemm.*)==.*/\\1==$fbgemm/"
+  pins="s/^torch([=!]=)[^+]*/torch\\1$torch/; s/^torchrec==.*/torchrec==$torchrec/; s/^(fbgemm.*)==.*/\\1==$fbgemm/"
   venv="$here/.venv-$STACK"
 }
 
@@ -439,9 +439,10 @@ set_environment() {
   export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
   limit_spinning
   # The CPU wheel of fbgemm has no kernels for a GPU that torch may see.
-  if [[ "$variant" != cpu ]]; then return; fi
-  export CUDA_VISIBLE_DEVICES=""
-  ((gpus == 0)) || say "VARIANT=cpu uses the CPU alone; GPUs on this machine that are not used: $gpus"
+  if [[ "$variant" == cpu ]]; then
+    export CUDA_VISIBLE_DEVICES=""
+    ((gpus == 0)) || say "VARIANT=cpu uses the CPU alone; GPUs on this machine that are not used: $gpus"
+  fi
 }
 
 # Threads that wait for each other would spin, and beside another program a step would take 20 times as long.

@@ -308,8 +308,8 @@ def _steps(result: Result) -> Iterator[Result]:
         if each["batch"] == LARGE_BATCH and busy is not None:
             yield bar(f"{name}, the device works", busy, LEAST_BUSY, f"{busy:.1%}", f"{LEAST_BUSY:.0%}")
         # Some machines hide who has the device open, and then there is nothing to count.
-        if found_open := each["processes"]["open"]:
-            strangers = len(set(found_open)) - each["processes"]["ranks"]
+        if users := each["processes"]["open"]:
+            strangers = len(set(users)) - each["processes"]["ranks"]
             yield none(f"{name}, processes on the device beside its ranks", max(0, strangers))
     if profiles:
         waited = min(each["share waited"] for each in profiles)

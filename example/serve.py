@@ -187,19 +187,19 @@ class UntilServed:
 
     def __init__(self, reason: str, hosts: Collection[str] = (ANY,)) -> None:
         from starlette.middleware.trustedhost import TrustedHostMiddleware
-        from starlette.responses import JSONResponse
 
         self.reason = reason
         self.app: Any = TrustedHostMiddleware(self._refuse, allowed_hosts=[*hosts], www_redirect=False)
-        # Not imported at the first request: an import takes seconds on a busy machine, and a probe waits one.
-        self._response = JSONResponse
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request."""
         await self.app(scope, receive, send)
 
     async def _refuse(self, scope: Any, receive: Any, send: Any) -> None:
-        answer = self._response({"error": self.reason}, 503, {"Retry-After": str(QUEUE_SECONDS)})
+        # Loaded with the middleware. FastAPI's import takes seconds on a busy machine, and a probe waits one.
+        from starlette.responses import JSONResponse
+
+        answer = JSONResponse({"error": self.reason}, 503, {"Retry-After": str(QUEUE_SECONDS)})
         await answer(scope, receive, send)
 
 

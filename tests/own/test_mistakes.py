@@ -72,18 +72,24 @@ def two_towers(data: rs.ModelData, args: rs.ModelConfig) -> nn.Module:
     return model
 
 
-class Unsummed(rs.TwoSided):
-    """A product of two vectors without the sum."""
+class Vectors(rs.TwoSided):
+    """A vector of the user and one of the movie, whose tables have a width of their own."""
+
+    embedding_dims: ClassVar = {"user": 8, "movie": 8}
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(1))
+        self.factor = nn.Parameter(torch.ones(8))
 
-    def user_vectors(self, rows: rs.FeatureRows, batch: rs.ModelInput) -> torch.Tensor:
-        return self.scale * rows["user"]
+    def user_vectors(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
+        return self.factor * rows["user"]
 
-    def item_vectors(self, rows: rs.FeatureRows, batch: rs.ModelInput) -> torch.Tensor:
+    def item_vectors(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
         return rows["movie"]
+
+
+class Unsummed(Vectors):
+    """Scores are products without their sum."""
 
     def score_pairs(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         return users * items
@@ -120,7 +126,7 @@ def trained(training: Training, **given: Any) -> rs.Run:
         (
             {"maker": lambda data, args: Unsummed()},
             ValueError,
-            r"one number for each pair, got the shape \[2048, 4\]\. Fix: add \.sum\(dim=1\)",
+            r"one number for each pair, got the shape \[2048, 8\]\. Fix: add \.sum\(dim=1\)",
         ),
         (
             {"maker": small(), "loss": Mean(lambda losses: losses)},
@@ -247,20 +253,8 @@ class Two(Small):
         return output["label"]
 
 
-class Vectors(rs.TwoSided):
-    """A vector of the user and one of the movie, whose tables have a width of their own."""
-
-    embedding_dims: ClassVar = {"user": 8, "movie": 8}
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.ones(8))
-
-    def user_vectors(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
-        return self.factor * rows["user"]
-
-    def item_vectors(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
-        return rows["movie"]
+class BothVectors(Vectors):
+    """The loss has the vectors of both sides."""
 
     def forward(self, rows: rs.FeatureRows, batch: rs.Inputs) -> torch.Tensor:
         return torch.stack([self.user_vectors(rows, batch), self.item_vectors(rows, batch)], dim=1)
@@ -273,7 +267,7 @@ def test_items_are_ranked_by_vectors_of_any_width(synthetic_folder: Path, contex
         with pytest.raises(rs.UserError, match=r"requires a forward that returns the vectors of both sides"):
             training.shard(lambda data, args: rs.TwoSided())
         loss = rs.SampledSoftmax.of(training.columns)
-        run = trained(training, maker=lambda data, args: Vectors(), loss=loss)
+        run = trained(training, maker=lambda data, args: BothVectors(), loss=loss)
     assert 0 < run.test["ndcg_at_10"] < 1
 
 

@@ -614,9 +614,11 @@ def test_health_answers_during_full_load_and_further_requests_are_refused(
         for thread in threads:
             thread.start()
         wait_until(lambda: len(running) == serve.COMPUTATIONS)
+        begin = time.monotonic()
         # It waits for no lock either, which who reads a new checkpoint holds.
         with follower.changing:
             assert client.get("/health").status_code == 200
+            assert time.monotonic() - begin < 1
         late = client.post("/score", json={"user": [1], "movie": [3]})
         assert (late.status_code, late.headers["Retry-After"]) == (503, "1")
         assert "try again later" in late.json()["error"]

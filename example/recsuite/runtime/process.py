@@ -266,10 +266,7 @@ def init_runtime(config: Config) -> RuntimeContext:
     launch, joins = read_launch(), not has_callers_group()
     # Before torch is imported, which loads the library that reads it. Also for a single rank: if another
     # program uses its cores, its threads would spin while they wait for each other.
-    # A script may have imported torch already for its model.
-    is_late = "torch" in sys.modules
-    if not is_late:
-        limit_spinning()
+    limit_spinning()
     # Not at the top: a data worker may import this file, and must not import torch.
     import numpy as np
     import torch
@@ -297,8 +294,8 @@ def init_runtime(config: Config) -> RuntimeContext:
     if not joins:
         num_threads = min(num_threads, torch.get_num_threads())
     torch.set_num_threads(num_threads)
-    # A thread alone waits for none.
-    if is_late and num_threads > 1:
+    # If a script had imported torch already for its model. A thread alone waits for none.
+    if num_threads > 1:
         RUNNING_SPINS.enter_context(limited_spinning())
     random.seed(config.runtime.seed)
     # This library does not use numpy's global generator, but a user's code may.
